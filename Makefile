@@ -1,0 +1,36 @@
+# Two commands are all the set-up there is: `make run` and `make test`.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: run test check unit format bench mutate clean
+
+run: .venv/.ready  ## environment + the smallest real job
+	$(BIN)/adpo demo
+
+test: check unit  ## environment + lint + types + tests
+
+check: .venv/.ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+unit: .venv/.ready
+	$(BIN)/pytest -n 2 -m "not slow and not gpu"
+
+format: .venv/.ready
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: .venv/.ready
+	$(BIN)/python -m adpo.bench core
+
+clean:
+	rm -rf .venv
+
+# torch goes in first and alone: its exact pin keeps every later package from choosing another build.
+# pip runs from outside the environment, so a Python without ensurepip works as well.
+.venv/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv --without-pip .venv
+	$(PYTHON) -m pip --python $(BIN)/python install --quiet -c constraints.txt pip torch==2.13.0
+	$(PYTHON) -m pip --python $(BIN)/python install --quiet -c constraints.txt -e '.[dev]'
+	touch $@

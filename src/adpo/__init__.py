@@ -1,0 +1,65 @@
+"""Anchored Direct Preference Optimization.
+
+Alignment is one equation, ``D(Q, softmax((logp - anchor_logp) / tau))``, over groups of K candidates. Choose
+the coordinates (the anchor), the target Q and the divergence D independently:
+
+>>> import adpo, torch
+>>> objective = adpo.Objective(adpo.plackett_luce(), adpo.cross_entropy, tau=1.0)
+>>> logp = torch.zeros(1, 3, requires_grad=True)
+>>> round(objective.loss(logp, None, rewards=torch.tensor([[2.0, 1.0, 0.0]])).item(), 4)  # log 3!
+1.7918
+"""
+
+from adpo import algorithm, anchors, exact
+from adpo.core import presets
+from adpo.core.divergences import Divergence, alpha, cross_entropy, forward_kl, reverse_kl, wasserstein
+from adpo.core.groups import from_flat, to_flat, to_table
+from adpo.core.objective import Diagnostics, Objective, anchored_logits
+from adpo.core.ranking import plackett_luce
+from adpo.core.targets import (
+    Stage,
+    Target,
+    boltzmann,
+    bradley_terry,
+    kde,
+    one_hot,
+    soft,
+    teacher,
+    top1,
+)
+from adpo.core.temperature import ConstantTau, GuardedTau, HybridTau, Temperature
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ConstantTau",
+    "Diagnostics",
+    "Divergence",
+    "GuardedTau",
+    "HybridTau",
+    "Objective",
+    "Stage",
+    "Target",
+    "Temperature",
+    "algorithm",
+    "alpha",
+    "anchored_logits",
+    "anchors",
+    "boltzmann",
+    "bradley_terry",
+    "cross_entropy",
+    "exact",
+    "forward_kl",
+    "from_flat",
+    "kde",
+    "one_hot",
+    "plackett_luce",
+    "presets",
+    "reverse_kl",
+    "soft",
+    "teacher",
+    "to_flat",
+    "to_table",
+    "top1",
+    "wasserstein",
+]

@@ -1,0 +1,184 @@
+"""Anchors: the policy that u is measured from, as it moves (or does not) during training.
+
+    anchor = EMA(policy, decay=0.99)
+    anchor.on_rollout()                                    # fresh candidates have been sampled
+    anchor_logp = anchor.logp(lambda module: score(module, batch))
+    ...
+    anchor.on_step()                                       # the optimizer has stepped
+
+A moving anchor keeps a copy of the policy's trainable parameters (and buffers) and lends it to the policy's own
+module while it scores: no second model, and for a LoRA policy a copy of the adapter alone. Score with dropout
+off, or u is not zero where it should be.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Score = Callable[[nn.Module], Tensor]
+"""Runs a module on the candidates at hand and returns their log-probabilities."""
+
+
+class Anchor(ABC):
+    """What every anchor can do."""
+
+    @abstractmethod
+    def logp(self, score: Score) -> Tensor | None:
+        """Log-probabilities of the candidates under the anchor, detached; None for the zero anchor."""
+
+    @property
+    def coincides(self) -> bool:
+        """Whether anchor and policy are known to be equal: then u = 0 and nothing need be scored."""
+        return False
+
+    def on_rollout(self) -> None:  # noqa: B027
+        """To be called when new candidates have been sampled from the policy."""
+
+    def on_step(self) -> None:  # noqa: B027
+        """To be called after every optimizer step."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state:
+            raise ValueError(f"{type(self).__name__} has no state; got {sorted(state)}")
+
+
+class Zero(Anchor):
+    """No anchor: u = logp / tau, the coordinates of SFT and KD."""
+
+    def logp(self, score: Score) -> None:  # noqa: ARG002
+        return None
+
+
+class Fixed(Anchor):
+    """Another module that never moves, such as the model before alignment."""
+
+    def __init__(self, reference: nn.Module) -> None:
+        self.reference = reference
+
+    @torch.no_grad()
+    def logp(self, score: Score) -> Tensor:
+        return score(self.reference).detach()
+
+
+class Self(Anchor):
+    """The policy as it was when the anchor was made."""
+
+    def __init__(self, policy: nn.Module) -> None:
+        self.policy = policy
+        self.steps = 0
+        self._equal = True
+        self.shadow = {name: self._copy(value) for name, value in self._live()}
+
+    def _live(self) -> Iterator[tuple[str, Tensor]]:
+        """What the anchor keeps a copy of: trainable parameters, and all buffers."""
+        yield from ((name, value) for name, value in self.policy.named_parameters() if value.requires_grad)
+        yield from self.policy.named_buffers()
+
+    def _copy(self, value: Tensor) -> Tensor:
+        return value.detach().clone()
+
+    @property
+    def coincides(self) -> bool:
+        return self._equal
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Move the anchor to where the policy is."""
+        for name, value in self._live():
+            self.shadow[name].copy_(value)
+        self._equal = True
+
+    def on_step(self) -> None:
+        self.steps += 1
+        self._equal = False
+
+    @contextmanager
+    def lent(self) -> Iterator[nn.Module]:
+        """The policy's module, holding the anchor's values inside the block."""
+        own = {name: value.data for name, value in self._live()}
+        try:
+            for name, value in self._live():
+                # `.data` is exchanged, not overwritten: graphs built before the block stay valid.
+                value.data = self.shadow[name].to(value.dtype)
+            yield self.policy
+        finally:
+            for name, value in self._live():
+                value.data = own[name]
+
+    @torch.no_grad()
+    def logp(self, score: Score) -> Tensor:
+        with self.lent() as module:
+            return score(module).detach()
+
+    def state_dict(self) -> dict[str, Any]:
+        shadow = {name: value.clone() for name, value in self.shadow.items()}
+        return {"steps": self.steps, "equal": self._equal, "shadow": shadow}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        theirs, ours = state.get("shadow", {}), self.shadow
+        shapes = {name: tuple(value.shape) for name, value in theirs.items()}
+        if shapes != {name: tuple(value.shape) for name, value in ours.items()}:
+            odd = sorted(set(theirs) ^ set(ours)) or [n for n in ours if shapes[n] != tuple(ours[n].shape)]
+            raise ValueError(f"anchor state does not fit this policy; first difference: {odd[0]}")
+        for name, value in theirs.items():
+            ours[name].copy_(value)
+        self.steps, self._equal = int(state["steps"]), bool(state["equal"])
+
+
+class EMA(Self):
+    """An exponential moving average of the policy, updated after every optimizer step.
+
+    The average is kept in float32 whatever the policy's precision: in bfloat16 a rate of 0.05 or less loses
+    nearly all of the movement to rounding. Buffers follow the policy.
+    """
+
+    def __init__(self, policy: nn.Module, decay: float = 0.99) -> None:
+        if not 0 <= decay < 1:
+            raise ValueError(f"decay must be in [0, 1); got {decay}")
+        self.decay = decay
+        super().__init__(policy)
+
+    def _copy(self, value: Tensor) -> Tensor:
+        wide = torch.promote_types(value.dtype, torch.float32) if value.is_floating_point() else value.dtype
+        return value.detach().to(wide, copy=True)
+
+    @torch.no_grad()
+    def on_step(self) -> None:
+        super().on_step()
+        for name, value in self._live():
+            shadow = self.shadow[name]
+            if isinstance(value, nn.Parameter):
+                shadow.lerp_(value.to(shadow.dtype), 1 - self.decay)
+            else:
+                shadow.copy_(value)
+
+
+class OnPolicy(Self):
+    """The policy that sampled the current candidates: refreshed at every rollout."""
+
+    def on_rollout(self) -> None:
+        self.refresh()
+
+
+class Refresh(Self):
+    """The policy as it was at the latest multiple of ``every`` optimizer steps."""
+
+    def __init__(self, policy: nn.Module, every: int) -> None:
+        if every < 1:
+            raise ValueError(f"every must be at least 1; got {every}")
+        self.every = every
+        super().__init__(policy)
+
+    def on_step(self) -> None:
+        super().on_step()
+        if self.steps % self.every == 0:
+            self.refresh()

@@ -1,0 +1,1 @@
+"""Benchmarks: programs that print ratios measured in one run. ``python -m adpo.bench core``."""

@@ -1,0 +1,126 @@
+"""The ``adpo`` command."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import platform
+import sys
+import time
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress
+from rich.table import Table
+
+import adpo
+
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Anchored Direct Preference Optimization: alignment as one equation.",
+)
+
+Seed = Annotated[int, typer.Option(min=0, help="Seed of every random draw.")]
+
+
+@app.callback()
+def _root() -> None:
+    """Anchored Direct Preference Optimization: alignment as one equation."""
+
+
+@app.command()
+def demo(
+    seed: Seed = 0,
+    iterations: Annotated[int, typer.Option(min=1, help="Rollouts in each mode.")] = 200,
+) -> None:
+    """Run Algorithm 1 of the paper on a small contextual bandit, online and offline (seconds)."""
+    from adpo.experiments import demo as experiment
+
+    protocol = experiment.Protocol(iterations=iterations)
+    console = Console()
+    console.print(
+        f"Algorithm 1 on a contextual bandit: {protocol.items} items, groups of {protocol.group}, "
+        f"reward noise {protocol.noise}, seed {seed}.\n"
+        "The smallest real job in the package; training of language models is not part of this release."
+    )
+    started = time.perf_counter()
+    with Progress(console=console, transient=True) as progress:
+        tasks = {
+            mode: progress.add_task(mode, total=iterations * protocol.inner_steps)
+            for mode in ("online", "offline")
+        }
+        scores = experiment.run(protocol, seed, lambda mode, _: progress.advance(tasks[mode]))
+    table = Table("mode", "objective", "mean reward", "mass on the best item")
+    objectives = {"online": "Boltzmann, on-policy anchor", "offline": "Plackett-Luce, self anchor"}
+    for mode, (before, after) in scores.items():
+        table.add_row(
+            mode,
+            objectives[mode],
+            f"{before.reward:+.2f} → {after.reward:+.2f}",
+            f"{before.best_mass:.2f} → {after.best_mass:.2f}",
+        )
+    console.print(table)
+    console.print(f"{time.perf_counter() - started:.1f} s. Next: `adpo taxonomy`, `adpo env`, the README.")
+
+
+@app.command()
+def taxonomy() -> None:
+    """Print the unified table of alignment methods, from the presets themselves."""
+    table = Table("algorithm", "preset", "anchor", "target Q", "divergence D", "tau", "behaviour")
+    for row in adpo.presets.TAXONOMY:
+        objective = row.objective
+        table.add_row(
+            row.algorithm,
+            row.preset.__name__,
+            row.anchor,
+            escape(str(objective.target)),
+            str(objective.divergence),
+            f"{objective.tau:g}",
+            row.behaviour,
+        )
+    # Piped into a file or another program, the table keeps its full width.
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
+
+
+@app.command()
+def env() -> None:
+    """Print versions, devices and which optional parts are installed."""
+    import torch
+
+    table = Table("what", "here", show_header=False)
+    table.add_row("adpo", adpo.__version__)
+    table.add_row("python", f"{platform.python_version()} on {platform.machine()}")
+    table.add_row("torch", f"{torch.__version__}, {torch.get_num_threads()} threads")
+    devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    table.add_row("devices", ", ".join(devices) or "cpu")
+    for extra, package in {"lm": "trl", "control": "gymnasium", "report": "matplotlib", "verl": "verl"}.items():
+        found = importlib.util.find_spec(package) is not None
+        version = importlib.metadata.version(package) if found else f"missing: pip install 'adpo[{extra}]'"
+        table.add_row(f"{package} (extra {extra})", escape(version))
+    Console().print(table)
+
+
+def main() -> None:
+    """Run the command; anything wrong with the input is one line and exit code 2."""
+    try:
+        code = app(args=sys.argv[1:] or ["--help"], standalone_mode=False)
+    except (typer.Abort, KeyboardInterrupt):
+        print("adpo: stopped", file=sys.stderr)
+        code = 130
+    except ValueError as error:
+        print(f"adpo: {error}", file=sys.stderr)
+        code = 2
+    except Exception as error:
+        # The parser's errors share no public base class, but all of them can format themselves.
+        if not hasattr(error, "format_message"):
+            raise
+        print(f"adpo: {error.format_message()} (try `adpo --help`)", file=sys.stderr)
+        code = 2
+    sys.exit(code or 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""Divergences D(q, p) between a target and the anchored policy, one number per group.
+
+Each formula takes ``log_q`` and ``log_p`` (``[groups, K]``, float64), the ``support`` over which p is
+normalised, and ``positions`` of the candidates on the line (used by transport alone). Outside the support
+``log_p`` is 0; inside it ``log_q`` may be -inf where the target has no mass.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor
+
+Formula = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
+
+
+@dataclass(frozen=True, repr=False)
+class Divergence:
+    """A named divergence; make your own from a formula with the signature of `Formula`."""
+
+    name: str
+    formula: Formula = field(compare=False)
+    finite_at_zeros: bool = True  # does it stay finite where the target has no mass?
+    needs_positions: bool = False
+
+    def __call__(self, log_q: Tensor, log_p: Tensor, support: Tensor, positions: Tensor | None) -> Tensor:
+        return self.formula(log_q, log_p, support, positions)
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def _mass(log_value: Tensor, support: Tensor) -> Tensor:
+    return torch.where(support, log_value.exp(), 0.0)
+
+
+def entropy(log_q: Tensor, support: Tensor) -> Tensor:
+    """``-sum q log q`` over the support, with ``0 log 0 = 0``; ``[groups]``."""
+    q = _mass(log_q, support)
+    return -(q * torch.where(q > 0, log_q, 0.0)).sum(-1)
+
+
+def _cross_entropy(log_q: Tensor, log_p: Tensor, support: Tensor, positions: Tensor | None) -> Tensor:  # noqa: ARG001
+    return -(_mass(log_q, support) * log_p).sum(-1)
+
+
+def _forward_kl(log_q: Tensor, log_p: Tensor, support: Tensor, positions: Tensor | None) -> Tensor:
+    return _cross_entropy(log_q, log_p, support, positions) - entropy(log_q, support)
+
+
+def _reverse_kl(log_q: Tensor, log_p: Tensor, support: Tensor, positions: Tensor | None) -> Tensor:  # noqa: ARG001
+    return (_mass(log_p, support) * (log_p - torch.where(support, log_q, 0.0))).sum(-1)
+
+
+def _alpha(
+    log_q: Tensor,
+    log_p: Tensor,
+    support: Tensor,
+    positions: Tensor | None,  # noqa: ARG001
+    *,
+    a: float,
+) -> Tensor:
+    # sum q^a p^(1-a) - 1, written as an expectation of expm1 under q or under p, whichever limit is near:
+    # no cancellation as a approaches 1 or 0.
+    q = _mass(log_q, support)
+    has_mass = q > 0
+    log_ratio = torch.where(has_mass, log_q, 0.0) - log_p  # log q/p, meaningful where q has mass
+    if a >= 0.5:
+        excess = q * torch.expm1(torch.where(has_mass, (a - 1) * log_ratio, 0.0))
+    else:
+        excess = _mass(log_p, support) * torch.where(has_mass, torch.expm1(a * log_ratio), -1.0)
+    return excess.sum(-1) / (a * (a - 1))
+
+
+def _transport(log_q: Tensor, log_p: Tensor, support: Tensor, positions: Tensor | None, *, order: float) -> Tensor:
+    # On a line the best plan couples equal quantiles: integrate |Fq^-1(t) - Fp^-1(t)|^order over t, which is
+    # constant between two neighbouring steps of the two distribution functions.
+    assert positions is not None
+    place, by_place = positions.sort(-1)
+    cdf_q = _mass(log_q, support).gather(-1, by_place).cumsum(-1)
+    cdf_p = _mass(log_p, support).gather(-1, by_place).cumsum(-1)
+    steps = torch.cat([cdf_q, cdf_p], -1).sort(-1).values
+    widths = torch.diff(steps, dim=-1, prepend=torch.zeros_like(steps[..., :1]))
+    middles = (steps - widths / 2).detach()
+    last = positions.shape[-1] - 1
+    from_q = place.gather(-1, torch.searchsorted(cdf_q, middles).clamp(max=last))
+    from_p = place.gather(-1, torch.searchsorted(cdf_p.detach(), middles).clamp(max=last))
+    return (widths * (from_q - from_p).abs() ** order).sum(-1)
+
+
+cross_entropy = Divergence("cross_entropy", _cross_entropy)
+"""``-sum q log p``: the paper's loss and the default."""
+
+forward_kl = Divergence("forward_kl", _forward_kl)
+"""``KL(q || p)``: cross-entropy less the target's entropy; the same gradient, zero at the optimum."""
+
+reverse_kl = Divergence("reverse_kl", _reverse_kl, finite_at_zeros=False)
+"""``KL(p || q)``: mode-seeking; infinite where the target has no mass."""
+
+
+def alpha(a: float) -> Divergence:
+    """``(sum q^a p^(1-a) - 1) / (a (a - 1))``; KL(q || p) at a = 1, KL(p || q) at a = 0.
+
+    For ``a <= 0`` it is infinite against a target with zeros. For ``a > 1`` it grows like
+    ``exp((a - 1) |u|)`` and overflows when the anchored logits reach some hundreds.
+    """
+    if not math.isfinite(a):
+        raise ValueError(f"alpha needs a finite order; got {a}")
+    if a == 1:
+        return forward_kl
+    if a == 0:
+        return reverse_kl
+    return Divergence(f"alpha({a:g})", partial(_alpha, a=a), finite_at_zeros=a > 0)
+
+
+def wasserstein(order: float = 1.0) -> Divergence:
+    """Transport cost ``W_order^order`` between q and p with ground metric ``|x_i - x_j|``.
+
+    ``x`` is the signal ``positions`` where given, else the rewards (or minus the ranks). The power is left on
+    (for order 2: the squared distance), because the root has an infinite slope at the optimum.
+    """
+    if not (order >= 1 and math.isfinite(order)):
+        raise ValueError(f"wasserstein needs an order of at least 1; got {order}")
+    return Divergence(f"wasserstein({order:g})", partial(_transport, order=order), needs_positions=True)

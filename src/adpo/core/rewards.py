@@ -1,0 +1,59 @@
+"""Statistics of the rewards inside a group: z-scores and the kernel distribution function.
+
+Both are taken over the real candidates, are unchanged by a positive affine map of the rewards, and know a tied
+group exactly (no epsilon: rounding of a mean must not turn equal rewards into unit z-scores).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def standardized(rewards: Tensor, mask: Tensor) -> Tensor:
+    """z-scores within each group over its real candidates; zero for a group without spread."""
+    size = mask.sum(-1, keepdim=True).clamp(min=1)
+    unit = _unit_interval(rewards, mask)
+    deviation = torch.where(mask, unit - unit.sum(-1, keepdim=True) / size, 0.0)
+    std = (deviation.square().sum(-1, keepdim=True) / size).sqrt()
+    return torch.where(std > 0, deviation / torch.where(std > 0, std, 1.0), 0.0)
+
+
+def _unit_interval(rewards: Tensor, mask: Tensor) -> Tensor:
+    """Rewards mapped to [0, 1] by each group's range: exactly zero for a tied group, safe for huge values."""
+    low = torch.where(mask, rewards, torch.inf).amin(-1, keepdim=True)
+    high = torch.where(mask, rewards, -torch.inf).amax(-1, keepdim=True)
+    spread = high / 2 - low / 2  # halves: the range of two huge rewards of opposite sign overflows
+    known = mask & (spread > 0)
+    return torch.where(known, (rewards / 2 - low / 2) / torch.where(spread > 0, spread, 1.0), 0.0)
+
+
+def kernel_cdf(rewards: Tensor, mask: Tensor, cells: int = 1 << 22) -> Tensor:
+    """``F_i = mean_j Phi((r_i - r_j)/h)`` within each group, [groups, K]; 1/2 for groups without spread.
+
+    Groups are taken in blocks of at most ``cells`` kernel values (one group at least): memory stays bounded.
+    """
+    size = mask.sum(-1, keepdim=True).clamp(min=1)
+    unit = _unit_interval(rewards, mask)
+    mean = unit.sum(-1, keepdim=True) / size
+    std = (torch.where(mask, unit - mean, 0.0).square().sum(-1, keepdim=True) / size).sqrt()
+    ascending = torch.where(mask, unit, torch.inf).sort(-1).values
+    iqr = _quantile(ascending, size, 0.75) - _quantile(ascending, size, 0.25)
+    scale = torch.where(iqr > 0, torch.minimum(std, iqr / 1.34), std)
+    bandwidth = 1.06 * scale * size.to(torch.float64) ** -0.2
+    h = torch.where(bandwidth > 0, bandwidth, 1.0)
+    per_block = max(1, cells // max(1, mask.shape[1] ** 2))
+    blocks = [
+        (torch.special.ndtr((r.unsqueeze(-1) - r.unsqueeze(-2)) / hb.unsqueeze(-1)) * m.unsqueeze(-2)).sum(-1)
+        for r, hb, m in zip(*(torch.split(table, per_block) for table in (unit, h, mask)), strict=True)
+    ]
+    return torch.where(bandwidth > 0, torch.cat(blocks) / size, 0.5)
+
+
+def _quantile(ascending: Tensor, size: Tensor, share: float) -> Tensor:
+    """Linearly interpolated quantile of the first ``size`` values of each row."""
+    place = share * (size - 1).to(torch.float64)
+    below = place.floor().long()
+    low = ascending.gather(-1, below)
+    high = ascending.gather(-1, torch.minimum(below + 1, size - 1))
+    return torch.where(place > below, low + (high - low) * (place - below), low)

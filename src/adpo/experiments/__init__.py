@@ -1,0 +1,1 @@
+"""The experiments: protocol, run and figures of each."""
