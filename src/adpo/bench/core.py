@@ -1,15 +1,18 @@
 """Loss and gradient of every target against the straightforward K x K torch form of the same formula.
 
 The K x K form writes each log-probability as ``-logsumexp_j(u_j - u_i)``, and a ranking as a K x K table of risk
-sets, as a first implementation would; float64 like the core, differentiated by autograd, groups in blocks where the
-whole table would not fit. Values and gradients of the two are compared before anything is timed. Memory is the peak
-above what the process held before the call.
+sets, as a first implementation would; float64 like the core, differentiated by autograd, groups in blocks where
+the whole table would not fit. The gradients of the two are compared in the same run. Memory is the peak above what
+the process held before the call.
 """
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -85,11 +88,6 @@ def _one_hot_plain(u: Tensor, signals: dict[str, Tensor]) -> Tensor:
     return -_log_p(u).gather(-1, signals["labels"].unsqueeze(-1)).squeeze(-1)
 
 
-def _breslow_constant_free(u: Tensor, signals: dict[str, Tensor]) -> Tensor:
-    """Breslow's likelihood is the plain form itself: tied winners share one risk set."""
-    return _ranking_plain(u, signals)
-
-
 CASES = {
     "one_hot": Case(adpo.one_hot(), _labels, _one_hot_plain),
     "teacher": Case(adpo.teacher(), _random("teacher_logp"), _soft_plain(lambda s: _softmax(s["teacher_logp"]))),
@@ -102,100 +100,100 @@ CASES = {
     "kde": Case(adpo.kde(), _random("rewards"), _soft_plain(lambda s: _kde_target(s["rewards"]))),
     "top1": Case(adpo.top1(), _random("rewards"), _soft_plain(lambda s: _best(s["rewards"]))),
     "plackett_luce": Case(adpo.plackett_luce(), _random("rewards"), _ranking_plain),
-    "plackett_luce, ties": Case(adpo.plackett_luce(ties="breslow"), _tied, _breslow_constant_free),
+    "plackett_luce, ties": Case(adpo.plackett_luce(ties="breslow"), _tied, _ranking_plain),
 }
 
 
 class Measurement(NamedTuple):
     seconds: float
     peak_bytes: int | None
+    gradient: Tensor
 
 
 def run(sizes: tuple[tuple[int, int], ...] = SIZES) -> None:
     """Measure every case at every size and print the table row by row."""
-    console = Console()
+    console = Console(width=110)
     console.print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, float64; ours against K x K")
     table = Table("target", "groups x K", "ours", "K x K", "speed-up", "memory", "K x K", "ratio")
-    for name, case in CASES.items():
-        for groups, k in sizes:
+    cells = [(name, case, groups, k) for name, case in CASES.items() for groups, k in sizes]
+    with console.status("") as status:
+        for name, case, groups, k in cells:
+            status.update(f"{name}, {groups} x {k}")
             torch.manual_seed(0)
             signals = case.signals(groups, k)
             logp = torch.randn(groups, k, dtype=torch.float64)
             objective = adpo.Objective(case.target, tau=0.7)
-            ours = _gradient_of(lambda x, o=objective, s=signals: o.loss(x, None, reduction="sum", **s), logp)
-            plain = _in_blocks(case.plain, logp, signals, objective.tau)
-            torch.testing.assert_close(ours(), plain(), rtol=1e-8, atol=1e-8)
+            ours = partial(_ours, objective, logp, signals)
+            plain = partial(_in_blocks, case.plain, logp, signals, objective.tau)
+            ours()  # the first call of a process pays for the loading of kernels
             fast, slow = _measure(ours), _measure(plain)
+            torch.testing.assert_close(fast.gradient, slow.gradient, rtol=1e-8, atol=1e-8)
             table.add_row(name, f"{groups} x {k}", *_cells(fast, slow))
     console.print(table)
 
 
-def _gradient_of(loss: Callable[[Tensor], Tensor], logp: Tensor) -> Callable[[], Tensor]:
-    def gradient() -> Tensor:
-        leaf = logp.clone().requires_grad_()
-        return torch.autograd.grad(loss(leaf), leaf)[0]
-
-    return gradient
+def _ours(objective: adpo.Objective, logp: Tensor, signals: dict[str, Tensor]) -> Tensor:
+    leaf = logp.clone().requires_grad_()
+    return torch.autograd.grad(objective.loss(leaf, None, reduction="sum", **signals), leaf)[0]
 
 
 def _in_blocks(
     plain: Callable[[Tensor, dict[str, Tensor]], Tensor], logp: Tensor, signals: dict[str, Tensor], tau: float
-) -> Callable[[], Tensor]:
+) -> Tensor:
     groups, k = logp.shape
     per_block = max(1, min(groups, BLOCK // (k * k)))
-
-    def gradient() -> Tensor:
-        parts = []
-        for start in range(0, groups, per_block):
-            block = slice(start, start + per_block)
-            leaf = logp[block].clone().requires_grad_()
-            here = {name: values[block] for name, values in signals.items()}
-            parts.append(torch.autograd.grad(plain(leaf / tau, here).sum(), leaf)[0])
-        return torch.cat(parts)
-
-    return gradient
+    parts = []
+    for start in range(0, groups, per_block):
+        block = slice(start, start + per_block)
+        leaf = logp[block].clone().requires_grad_()
+        here = {name: values[block] for name, values in signals.items()}
+        parts.append(torch.autograd.grad(plain(leaf / tau, here).sum(), leaf)[0])
+    return torch.cat(parts)
 
 
-def _measure(work: Callable[[], Tensor], budget: float = 1.0) -> Measurement:
-    """The median of repeated calls within a time budget, and the peak memory of one."""
-    peak = _peak_memory(work)
-    times: list[float] = []
-    while not times or (sum(times) < budget and len(times) < 50):
+def _measure(work: Callable[[], Tensor], budget: float = 0.5) -> Measurement:
+    """The median of repeated calls within a time budget, and the peak memory of the first."""
+    _reset_peak()
+    before = _resident("VmRSS")
+    started = time.perf_counter()
+    gradient = work()
+    times = [time.perf_counter() - started]
+    peak = _resident("VmHWM")
+    while sum(times) < budget and len(times) < 50:
         started = time.perf_counter()
         work()
         times.append(time.perf_counter() - started)
-    return Measurement(sorted(times)[len(times) // 2], peak)
+    above = None if before is None or peak is None else max(peak - before, 4096)
+    return Measurement(sorted(times)[len(times) // 2], above, gradient)
 
 
-def _peak_memory(work: Callable[[], Tensor]) -> int | None:
-    """Peak resident memory of the call above the start, from the kernel's own counter (Linux)."""
-    reset = Path("/proc/self/clear_refs")
-    try:
-        reset.write_text("5")
-        before = _status("VmRSS")
-        work()
-        return max(0, _status("VmHWM") - before)
-    except OSError:
-        work()
-        return None
+def _reset_peak() -> None:
+    """Hand free memory back and have the kernel forget the peak (Linux; elsewhere memory is not reported)."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5")
 
 
-def _status(field: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field + ":"):
-            return int(line.split()[1]) * 1024
-    raise OSError(f"no {field} in /proc/self/status")
+def _resident(field: str) -> int | None:
+    with suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith(field + ":"):
+                return int(line.split()[1]) * 1024
+    return None
 
 
 def _cells(fast: Measurement, slow: Measurement) -> list[str]:
-    memory = ["n/a" if m.peak_bytes is None else f"{m.peak_bytes / 2**20:.1f} MiB" for m in (fast, slow)]
-    known = fast.peak_bytes and slow.peak_bytes
-    ratio = f"{slow.peak_bytes / fast.peak_bytes:.1f}x" if known and slow.peak_bytes and fast.peak_bytes else "-"
+    def memory(measured: Measurement) -> str:
+        return "-" if measured.peak_bytes is None else f"{measured.peak_bytes / 2**20:,.1f} MiB"
+
+    ratio = "-"
+    if fast.peak_bytes is not None and slow.peak_bytes is not None:
+        ratio = f"{slow.peak_bytes / fast.peak_bytes:.1f}x"
     return [
         f"{fast.seconds * 1e3:.2f} ms",
         f"{slow.seconds * 1e3:.2f} ms",
         f"{slow.seconds / fast.seconds:.1f}x",
-        memory[0],
-        memory[1],
+        memory(fast),
+        memory(slow),
         ratio,
     ]

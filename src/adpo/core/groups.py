@@ -113,8 +113,8 @@ def enter(
     signals: Mapping[str, Tensor | None],
 ) -> tuple[Tensor, Evidence]:
     """Check everything a caller handed over and bring it into float64: ``(logp, evidence)``."""
-    if logp.ndim != 2 or not logp.is_floating_point():
-        raise ValueError(f"logp must be a floating-point [groups, K] table; got {_described(logp)}")
+    if logp.ndim != 2 or logp.shape[1] == 0 or not logp.is_floating_point():
+        raise ValueError(f"logp must be a floating-point [groups, K] table, K >= 1; got {_described(logp)}")
     if mask is None:
         mask = torch.ones_like(logp, dtype=torch.bool)
     elif mask.shape != logp.shape or mask.dtype != torch.bool:
@@ -141,13 +141,15 @@ def refuse(name: str, values: Tensor, bad: Tensor, expected: str) -> None:
     The only data-dependent branch of ``core``: left out under `torch.func` and `torch.compile`, where the
     values are not there to be looked at.
     """
-    if torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level() is not None:
-        return
-    if not bool(bad.any()):
+    if _transformed() or not bool(bad.any()):
         return
     cell = [int(i) for i in bad.nonzero()[0]]
     place = f"group {cell[0]}" + (f", candidate {cell[1]}" if values.ndim == 2 and values.shape[1] > 1 else "")
     raise ValueError(f"{name} at {place} is {values[tuple(cell)].item()}; expected {expected}")
+
+
+def _transformed() -> bool:
+    return torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level() is not None
 
 
 def _clean(name: str, values: Tensor, known: Tensor) -> Tensor:
@@ -159,7 +161,7 @@ def _clean(name: str, values: Tensor, known: Tensor) -> Tensor:
 
 
 def _float64(values: Tensor) -> Tensor:
-    if values.is_inference():  # such a tensor cannot enter a graph, a copy can
+    if not _transformed() and values.is_inference():  # such a tensor cannot enter a graph, a copy can
         values = values.clone()
     return values.to(torch.float64)
 

@@ -12,7 +12,8 @@ Without ties the cross-entropy is the negative log-likelihood of the ranking (Li
 Efron's partial likelihood by the constant ``sum log(d^d / d!)`` that the weights bring in.
 
 For cross-entropy and forward KL a closed form takes O(K log K) time and O(K) memory a group; other divergences
-go stage by stage.
+go stage by stage. Take second derivatives with `torch.func.hessian`: backward through backward of
+`torch.logcumsumexp` yields NaN where a first derivative is exactly zero, as it is at ties and masked candidates.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ class plackett_luce(_SmoothedTarget):
 
     def compare(self, divergence: Divergence, u: Tensor, evidence: Evidence, positions: Tensor | None) -> Tensor:
         is_cross_entropy = divergence.formula is cross_entropy.formula
-        if u.shape[1] < 2 or not (is_cross_entropy or divergence.formula is forward_kl.formula):
+        if not (is_cross_entropy or divergence.formula is forward_kl.formula):
             return super().compare(divergence, u, evidence, positions)
         total = self._cross_entropy(u, strata(ordering(evidence, "plackett_luce()"), evidence.mask))
         return total if is_cross_entropy else total - self.entropy(evidence)[0]

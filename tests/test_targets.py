@@ -1,0 +1,201 @@
+"""Each target against numbers worked out by hand or by another library, and what it refuses."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+import adpo
+from adpo.core.groups import enter
+from adpo.core.rewards import kernel_cdf, standardized
+
+ZEROS = torch.zeros(1, 3, dtype=torch.float64)
+
+
+def q_of(target, signals, mask=None, anchor=None, tau=1.0, shape=None):
+    """The first stage's distribution."""
+    first = next(iter(signals.values()))
+    logp = torch.zeros(shape or first.shape, dtype=torch.float64)
+    _, evidence = enter(logp, anchor, mask, tau, signals)
+    stage = next(iter(target.stages(evidence)))
+    return torch.where(stage.support(), stage.log_q.exp(), 0.0)
+
+
+def row(*values):
+    return torch.tensor([values], dtype=torch.float64)
+
+
+def test_one_hot():
+    labels = torch.tensor([2])
+    assert q_of(adpo.one_hot(), {"labels": labels}, shape=(1, 3)).tolist() == [[0, 0, 1]]
+    smoothed = q_of(adpo.one_hot(label_smoothing=0.3), {"labels": labels}, shape=(1, 3))
+    torch.testing.assert_close(smoothed, row(0.1, 0.1, 0.8))
+
+
+def test_smoothing_is_spread_over_real_candidates_only():
+    mask = torch.tensor([[True, False, True]])
+    q = q_of(adpo.one_hot(label_smoothing=0.3), {"labels": torch.tensor([2])}, mask, shape=(1, 3))
+    torch.testing.assert_close(q, row(0.15, 0.0, 0.85))
+
+
+def test_smoothing_agrees_with_torch_cross_entropy():
+    logits = torch.randn(4, 5, dtype=torch.float64)
+    labels = torch.tensor([0, 3, 4, 1])
+    ours = adpo.Objective(adpo.one_hot(label_smoothing=0.2)).loss(logits, None, labels=labels)
+    theirs = torch.nn.functional.cross_entropy(logits, labels, label_smoothing=0.2)
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_teacher_plain_and_anchored():
+    teacher, anchor = row(0.0, 1.0, 2.0), row(0.5, 0.5, 0.0)
+    plain = q_of(adpo.teacher(), {"teacher_logp": teacher}, anchor=anchor)
+    torch.testing.assert_close(plain, torch.softmax(teacher, 1))
+    anchored = q_of(adpo.teacher(anchored=True), {"teacher_logp": teacher}, anchor=anchor, tau=0.5)
+    torch.testing.assert_close(anchored, torch.softmax((teacher - anchor) / 0.5, 1))
+    per_group = q_of(
+        adpo.teacher(anchored=True), {"teacher_logp": teacher}, anchor=anchor, tau=torch.tensor([0.25])
+    )
+    torch.testing.assert_close(per_group, torch.softmax((teacher - anchor) / 0.25, 1))
+
+
+def test_boltzmann_raw_standardised_and_with_the_prior():
+    rewards, anchor = row(1.0, 2.0, 4.0), row(0.3, 0.0, -0.3)
+    torch.testing.assert_close(q_of(adpo.boltzmann(0.5), {"rewards": rewards}), torch.softmax(rewards / 0.5, 1))
+    z = torch.tensor(stats.zscore(rewards.numpy(), axis=1))
+    standard = q_of(adpo.boltzmann(0.5, standardize=True), {"rewards": rewards})
+    torch.testing.assert_close(standard, torch.softmax(z / 0.5, 1))
+    prior = q_of(adpo.boltzmann(0.5, reference=True), {"rewards": rewards}, anchor=anchor)
+    torch.testing.assert_close(prior, torch.softmax(anchor + rewards / 0.5, 1))
+
+
+@pytest.mark.parametrize("value", [0.1, -3.3, 1e300, 0.0])
+def test_equal_rewards_have_no_z_scores_however_they_round(value):
+    rewards = torch.full((1, 7), value, dtype=torch.float64)
+    assert torch.all(standardized(rewards, torch.ones_like(rewards, dtype=torch.bool)) == 0)
+    torch.testing.assert_close(q_of(adpo.kde(), {"rewards": rewards}), torch.full_like(rewards, 1 / 7))
+
+
+def test_z_scores_of_huge_and_ragged_rewards():
+    rewards = row(-1.5e308, 0.0, 1.5e308, 7.0)
+    mask = torch.tensor([[True, True, True, False]])
+    half = math.sqrt(1.5)
+    torch.testing.assert_close(standardized(rewards, mask), row(-half, 0.0, half, 0.0))
+
+
+def test_kde_follows_its_recipe():
+    rewards = np.array([0.3, -1.2, 0.8, 2.5, 0.1, 40.0])
+    size = len(rewards)
+    q75, q25 = np.percentile(rewards, [75, 25])
+    h = 1.06 * min(rewards.std(), (q75 - q25) / 1.34) * size**-0.2
+    cdf = stats.norm.cdf((rewards[:, None] - rewards[None, :]) / h).mean(1).clip(1e-4, 1 - 1e-4)
+    logits = np.log(cdf / (1 - cdf)) / 0.8
+    expected = np.exp(logits) / np.exp(logits).sum()
+    q = q_of(adpo.kde(0.8), {"rewards": torch.tensor(rewards)[None]})
+    np.testing.assert_allclose(q[0].numpy(), expected, rtol=1e-9)
+
+
+def test_kde_falls_back_to_the_deviation_when_the_quartiles_meet():
+    rewards = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 1.0])
+    h = 1.06 * rewards.std() * 6**-0.2
+    cdf = stats.norm.cdf((rewards[:, None] - rewards[None, :]) / h).mean(1)
+    logits = np.log(cdf / (1 - cdf))
+    q = q_of(adpo.kde(1.0), {"rewards": torch.tensor(rewards)[None]})
+    np.testing.assert_allclose(q[0].numpy(), np.exp(logits) / np.exp(logits).sum(), rtol=1e-9)
+
+
+def test_kde_clips_the_tails():
+    # With more than 5,000 candidates the outermost distribution values leave [1e-4, 1 - 1e-4].
+    rewards = torch.randn(1, 6000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    rewards[0, 0], rewards[0, 1] = -1e6, 1e6
+    q = q_of(adpo.kde(1.0), {"rewards": rewards})[0]
+    assert (q[1] / q[0]).log().item() == pytest.approx(2 * math.log((1 - 1e-4) / 1e-4))
+
+
+def test_kernel_cdf_does_not_depend_on_the_blocks():
+    rewards = torch.randn(7, 5, dtype=torch.float64)
+    mask = torch.rand(7, 5) < 0.8
+    whole, pieces = kernel_cdf(rewards, mask), kernel_cdf(rewards, mask, cells=30)
+    torch.testing.assert_close(whole[mask], pieces[mask], rtol=0, atol=0)
+
+
+def test_top1_shares_the_mass_among_tied_winners():
+    torch.testing.assert_close(q_of(adpo.top1(), {"rewards": row(2.0, 1.0, 2.0)}), row(0.5, 0.0, 0.5))
+    torch.testing.assert_close(q_of(adpo.top1(), {"ranks": row(2, 1, 3)}), row(0.0, 1.0, 0.0))
+
+
+def test_bradley_terry_winner_silence_and_preference():
+    objective = adpo.Objective(adpo.bradley_terry())
+    logp = torch.tensor([[0.2, -0.3], [0.1, 0.4], [1.0, 2.0]], dtype=torch.float64)
+    rewards = torch.tensor([[1.0, 0.0], [0.0, 5.0], [3.0, 3.0]])
+    losses = objective.loss(logp, None, rewards=rewards, reduction="none")
+    expected = [math.log1p(math.exp(-0.5)), math.log1p(math.exp(-0.3)), 0.0]
+    assert losses.tolist() == pytest.approx(expected)
+    q = q_of(adpo.bradley_terry(), {"preference": torch.tensor([0.3])}, shape=(1, 2))
+    torch.testing.assert_close(q, row(0.3, 0.7))
+
+
+def test_soft_targets_of_low_precision_are_renormalised():
+    q = torch.tensor([[0.3, 0.7]], dtype=torch.float16)
+    assert q_of(adpo.soft(), {"q": q}).sum().item() == pytest.approx(1, abs=1e-15)
+
+
+ROW = torch.zeros(1, 3)
+REFUSED = {
+    "needs the signal `rewards`; got `labels`": lambda: adpo.Objective(adpo.boltzmann(1.0)).loss(
+        ROW, None, labels=torch.tensor([0])
+    ),
+    "needs the signal `labels`; got no signal": lambda: adpo.Objective(adpo.one_hot()).loss(ROW, None),
+    "takes one of `rewards` or `ranks`": lambda: adpo.Objective(adpo.top1()).loss(
+        ROW, None, rewards=ROW, ranks=ROW
+    ),
+    "did you mean `rewards`": lambda: adpo.Objective(adpo.top1()).loss(ROW, None, reward=ROW),
+    "known signals: rewards": lambda: adpo.Objective(adpo.top1()).loss(ROW, None, zebra=ROW),
+    "labels at group 0 is 3.0; expected the index": lambda: adpo.Objective(adpo.one_hot()).loss(
+        ROW, None, labels=torch.tensor([3])
+    ),
+    "K = 2; got K = 3": lambda: adpo.Objective(adpo.bradley_terry()).loss(ROW, None, rewards=ROW),
+    "preference at group 0 is 1.5": lambda: adpo.Objective(adpo.bradley_terry()).loss(
+        ROW[:, :2], None, preference=torch.tensor([1.5])
+    ),
+    "preference at group 0 is -0.5": lambda: adpo.Objective(adpo.bradley_terry()).loss(
+        ROW[:, :2], None, preference=torch.tensor([-0.5])
+    ),
+    "q at group 0, candidate 1 is -0.5": lambda: adpo.Objective(adpo.soft()).loss(
+        ROW[:, :2], None, q=torch.tensor([[1.5, -0.5]])
+    ),
+    "sum of q at group 0 is 0.5": lambda: adpo.Objective(adpo.soft()).loss(
+        ROW[:, :2], None, q=torch.tensor([[0.25, 0.25]])
+    ),
+    "beta must be positive": lambda: adpo.boltzmann(0.0),
+    "beta must be positive and finite; got inf": lambda: adpo.kde(math.inf),
+    "label_smoothing must be in": lambda: adpo.one_hot(label_smoothing=1.0),
+    "label_smoothing must be in [0, 1); got -0.1": lambda: adpo.plackett_luce(label_smoothing=-0.1),
+    'ties must be "efron" or "breslow"': lambda: adpo.plackett_luce("random"),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_cannot_be_understood_is_refused(message):
+    with pytest.raises((ValueError, TypeError)) as error:
+        REFUSED[message]()
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_label_on_a_masked_candidate_is_refused_and_padding_groups_need_none():
+    mask = torch.tensor([[True, False], [False, False]])
+    objective = adpo.Objective(adpo.one_hot())
+    with pytest.raises(ValueError, match="labels at group 0 is 1"):
+        objective.loss(torch.zeros(2, 2), None, labels=torch.tensor([1, 9]), mask=mask)
+    assert objective.loss(torch.zeros(2, 2), None, labels=torch.tensor([0, 9]), mask=mask).item() == 0
+
+
+def test_targets_are_values():
+    assert adpo.boltzmann(0.5) == adpo.boltzmann(0.5)
+    assert adpo.boltzmann(0.5) != adpo.boltzmann(0.6)
+    assert repr(adpo.boltzmann(0.5)) == "boltzmann(beta=0.5, standardize=False, reference=False)"
+    assert adpo.Objective(adpo.kde()) == adpo.Objective(adpo.kde())
+    with pytest.raises(AttributeError):
+        adpo.Objective(adpo.kde()).tau = 2.0
