@@ -1,8 +1,7 @@
 """Algorithm 1 of the paper, online and offline, step by step over any scoring module.
 
 The policy is a module with ``policy(contexts, candidates) -> logp [groups, K]``. Data come from a `World`
-(online: contexts, sampling, rewards) or from an iterable of `Batch` (offline: fixed groups and their signals).
-Nothing here is batched, packed or distributed beyond the tables: it is the oracle the trainers are held to.
+(online: contexts, sampling, rewards) or an iterable of `Batch` (offline). The trainers are held to this oracle.
 """
 
 from __future__ import annotations

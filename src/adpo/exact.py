@@ -64,6 +64,7 @@ def backward(
     """
     device = group_ids.device
     _check_partition(micro_batches, len(group_ids))
+    micro_batches = [batch.sort().values for batch in micro_batches]  # `labels` count rows in order
     if at_anchor and anchor_logp is None and objective.target.reads_anchor:
         raise ValueError(f"{objective.target} looks at the anchor: pass anchor_logp, at u = 0 too")
     ranks = _Ranks(process_group)
@@ -84,7 +85,7 @@ def backward(
             for batch in together:
                 logp[batch] = score(batch).to(torch.float64)
     # Groups that are spread out: one table over all ranks, the same on each of them.
-    rows = torch.cat(together) if together else torch.empty(0, dtype=torch.long, device=device)
+    rows = torch.cat([*together, torch.empty(0, dtype=torch.long, device=device)]).sort().values
     columns["logp"] = columns["anchor_logp"] if at_anchor else logp
     shared = {name: ranks.gather(values[rows].to(torch.float64)) for name, values in columns.items()}
     shared_ids = ranks.gather(group_ids[rows])

@@ -1,0 +1,206 @@
+"""The gradient of the whole-group objective, whatever the split."""
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import adpo
+from adpo.exact import backward
+from exact_problem import OBJECTIVES, Problem
+
+
+def gradients(problem):
+    return [parameter.grad for parameter in problem.model.parameters()]
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+@settings(max_examples=25)
+@given(seed=st.integers(0, 1000), size=st.integers(1, 25), groups=st.integers(1, 6))
+def test_any_partition_gives_the_one_pass_gradient(name, seed, size, groups):
+    problem = Problem(seed, groups)
+    loss, expected = problem.one_pass(OBJECTIVES[name], problem.anchor_logp)
+    result = backward(
+        OBJECTIVES[name],
+        problem.score,
+        problem.partition(size, seed),
+        problem.ids,
+        problem.anchor_logp,
+        rewards=problem.rewards,
+    )
+    torch.testing.assert_close(result.loss, loss)
+    seen = [torch.zeros_like(e) if g is None else g for g, e in zip(gradients(problem), expected, strict=True)]
+    torch.testing.assert_close(seen, list(expected))
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_at_the_anchor_nothing_is_scored_and_dead_groups_cost_nothing(name):
+    problem = Problem(4, groups=8)
+    everything = torch.arange(len(problem.ids))
+    anchor = problem.score(everything).detach()
+    _, expected = problem.one_pass(OBJECTIVES[name], anchor)
+    result = backward(
+        OBJECTIVES[name],
+        problem.score,
+        problem.partition(3),
+        problem.ids,
+        at_anchor=True,
+        rewards=problem.rewards,
+    )
+    torch.testing.assert_close(gradients(problem), list(expected))
+    tied = sum(
+        int((problem.ids == i).sum())
+        for i in problem.ids.unique()
+        if problem.rewards[problem.ids == i].unique().numel() == 1
+    )
+    assert tied > 0
+    assert result.rows_scored == 0
+    assert result.rows_trained <= len(problem.ids) - tied
+    assert result.logp.isnan().sum() >= tied
+
+
+def test_whole_groups_in_a_micro_batch_need_no_scoring_pass():
+    problem = Problem(1, groups=6)
+    whole = [(problem.ids == i).nonzero().flatten() for i in problem.ids.unique()]
+    objective = OBJECTIVES["reverse"]
+    loss, expected = problem.one_pass(objective, problem.anchor_logp)
+    seen = []
+
+    def score(rows):
+        seen.append(len(rows))
+        return problem.score(rows)
+
+    result = backward(objective, score, whole, problem.ids, problem.anchor_logp, rewards=problem.rewards)
+    torch.testing.assert_close(gradients(problem), list(expected))
+    torch.testing.assert_close(result.loss, loss)
+    assert result.rows_scored == 0
+    assert sum(seen) == len(problem.ids)
+
+
+def test_whole_and_cut_groups_may_be_mixed():
+    problem = Problem(3, groups=6)
+    ids = problem.ids.unique()
+    whole = [(problem.ids == i).nonzero().flatten() for i in ids]
+    big = max(whole, key=len)
+    rest = torch.cat([rows for rows in whole if rows is not big])
+    assert len(big) > 1
+    objective = OBJECTIVES["boltzmann"]
+    _, expected = problem.one_pass(objective, problem.anchor_logp)
+    result = backward(
+        objective,
+        problem.score,
+        [big[:1], rest, big[1:]],
+        problem.ids,
+        problem.anchor_logp,
+        rewards=problem.rewards,
+    )
+    torch.testing.assert_close(gradients(problem), list(expected))
+    assert result.rows_scored == len(big)
+
+
+def test_a_temperature_and_a_label_per_group():
+    problem = Problem(2, groups=5)
+    table, mask, _ = adpo.from_flat(problem.anchor_logp, problem.ids)
+    logp, _, _ = adpo.from_flat(problem.score(torch.arange(len(problem.ids))), problem.ids)
+    labels = mask.sum(1) - 1
+    objective = adpo.Objective(adpo.one_hot())
+    loss = objective.loss(logp, table, mask=mask, tau=problem.tau, labels=labels)
+    expected = torch.autograd.grad(loss, list(problem.model.parameters()))
+    for partition in (problem.partition(1), problem.partition(4), problem.partition(100)):
+        problem.model.zero_grad()
+        backward(
+            objective, problem.score, partition, problem.ids, problem.anchor_logp, tau=problem.tau, labels=labels
+        )
+        torch.testing.assert_close(gradients(problem), list(expected))
+
+
+def test_gradients_accumulate_as_backward_does():
+    problem = Problem()
+    _, expected = problem.one_pass(OBJECTIVES["ranking"], problem.anchor_logp)
+    for _ in range(2):
+        backward(
+            OBJECTIVES["ranking"],
+            problem.score,
+            problem.partition(2),
+            problem.ids,
+            problem.anchor_logp,
+            rewards=problem.rewards,
+        )
+    torch.testing.assert_close(gradients(problem), [2 * gradient for gradient in expected])
+
+
+@pytest.mark.parametrize(
+    "batches",
+    [[[0, 1]], [[0, 1, 2], [2]], [[0, 1, 3]], [[]], []],
+    ids=["short", "twice", "beyond", "empty", "none"],
+)
+def test_a_partition_that_is_none_is_refused_before_any_work(batches):
+    def score(rows):
+        raise AssertionError("scored")
+
+    with pytest.raises(ValueError, match="micro_batches must name each of the 3 rows once"):
+        backward(
+            OBJECTIVES["ranking"],
+            score,
+            [torch.tensor(batch, dtype=torch.long) for batch in batches],
+            torch.tensor([0, 0, 0]),
+            rewards=torch.zeros(3),
+        )
+
+
+def test_a_target_that_reads_the_anchor_needs_it_at_the_anchor_too():
+    problem = Problem()
+    objective = adpo.Objective(adpo.boltzmann(1.0, reference=True))
+    with pytest.raises(ValueError, match="looks at the anchor"):
+        backward(
+            objective, problem.score, problem.partition(9), problem.ids, at_anchor=True, rewards=problem.rewards
+        )
+
+
+def run_two_processes(tmp_path, *arguments):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    out = tmp_path / "gradients.pt"
+    program = Path(__file__).with_name("exact_problem.py")
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(program), str(rank), str(port), *map(str, arguments), str(out)],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    for process in ranks:
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors
+    return torch.load(out, weights_only=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "at_anchor", "wrapped", "per_group_tau"),
+    [
+        ("boltzmann", 0, 0, 0),
+        ("ranking", 0, 1, 1),
+        ("reverse", 0, 1, 0),
+        ("ranking", 1, 1, 0),
+        ("boltzmann", 1, 0, 1),
+    ],
+)
+def test_groups_that_straddle_two_processes(tmp_path, name, at_anchor, wrapped, per_group_tau):
+    found = run_two_processes(tmp_path, name, at_anchor, wrapped, per_group_tau)
+    problem = Problem(groups=6)
+    everything = torch.arange(len(problem.ids))
+    anchor = problem.score(everything).detach() if at_anchor else problem.anchor_logp
+    # The candidates of a group count in the order of ranks: the loss does not care, tau per group is by id.
+    extra = {"tau": problem.tau} if per_group_tau else {}
+    loss, expected = problem.one_pass(OBJECTIVES[name], anchor, **extra)
+    torch.testing.assert_close(found["gradients"], list(expected))
+    torch.testing.assert_close(found["loss"], loss)
+    if at_anchor:
+        assert found["scored"] == 0
