@@ -1,0 +1,88 @@
+"""The command as a user types it."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+import adpo
+
+
+def run(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "adpo.cli", *arguments], capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+def test_help_lists_every_command():
+    for arguments in ([], ["--help"]):
+        result = run(*arguments)
+        assert result.returncode == 0
+        assert all(command in result.stdout for command in ("demo", "taxonomy", "env"))
+
+
+def test_demo_learns_online_and_offline():
+    result = run("demo", "--iterations", "80", "--seed", "3")
+    assert result.returncode == 0, result.stderr
+    gains = re.findall(r"([+-]\d+\.\d+) → ([+-]\d+\.\d+)", result.stdout)
+    assert len(gains) == 2
+    for before, after in gains:
+        assert float(after) > float(before) + 0.3
+    assert "smallest real job" in result.stdout
+
+
+def test_demo_is_reproducible():
+    scores = [
+        re.findall(r"[+-]?\d\.\d\d", run("demo", "--iterations", "5", "--seed", "1").stdout) for _ in range(2)
+    ]
+    assert scores[0] == scores[1]
+    assert len(scores[0]) >= 8
+
+
+def test_taxonomy_prints_every_preset_with_its_target_and_behaviour():
+    result = run("taxonomy")
+    assert result.returncode == 0
+    for row in adpo.presets.TAXONOMY:
+        line = next(line for line in result.stdout.splitlines() if f" {row.preset.__name__} " in line)
+        assert str(row.objective.target) in line
+        assert row.behaviour in line
+
+
+def test_env_names_versions_and_missing_extras():
+    result = run("env")
+    assert result.returncode == 0
+    assert adpo.__version__ in result.stdout
+    assert "torch" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["demoo"], "No such command 'demoo'"),
+        (["demo", "--seed", "x"], "--seed"),
+        (["demo", "--iterations", "0"], "--iterations"),
+        (["demo", "--bogus"], "--bogus"),
+        (["taxonomy", "extra"], "extra"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_two(arguments, words):
+    result = run(*arguments)
+    assert result.returncode == 2
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.startswith("adpo: ")
+    assert words in result.stderr
+    assert result.stdout == ""
+
+
+def test_bench_prints_a_ratio_for_every_target():
+    result = subprocess.run(
+        [sys.executable, "-m", "adpo.bench", "core", "--quick"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    for name in ("one_hot", "teacher", "boltzmann", "kde", "top1", "plackett_luce"):
+        assert re.search(rf"{name}.*64 x 64.*\d+\.\dx", result.stdout)

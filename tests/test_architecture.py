@@ -1,0 +1,109 @@
+"""Which room may import which, what `import adpo` costs, and that the examples in the documents run."""
+
+import ast
+import doctest
+import importlib
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import adpo
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "adpo"
+MODULES = sorted(SOURCE.rglob("*.py"))
+
+
+def imports(path):
+    """Every module imported anywhere in the file, as a dotted name."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            found.add(node.module or "")
+            found |= {f"{node.module}.{alias.name}" for alias in node.names if node.module == "adpo"}
+    return found
+
+
+def foreign(path):
+    """Top-level names of third-party packages."""
+    return {name.split(".")[0] for name in imports(path)} - set(sys.stdlib_module_names) - {"adpo", ""}
+
+
+def room(path):
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+MAY_IMPORT = {
+    "core": {"core"},
+    "baselines": {"baselines"},
+    "anchors": {"core"},
+    "exact": {"core"},
+    "algorithm": {"core", "anchors"},
+    "__init__": {"__init__", "core", "anchors", "exact", "algorithm"},
+    "experiments": {"core", "anchors", "exact", "algorithm", "baselines", "experiments"},
+    "bench": {"core", "bench", "__init__"},
+    "cli": {"core", "experiments", "__init__"},
+}
+MAY_USE = {"cli": {"torch", "typer", "rich"}, "bench": {"torch", "rich"}}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_imports_point_one_way(path):
+    inside = {
+        name.split(".")[1] if "." in name else "__init__" for name in imports(path) if name.split(".")[0] == "adpo"
+    }
+    assert inside <= MAY_IMPORT[room(path)], f"{path.name} imports {inside}"
+    assert foreign(path) <= MAY_USE.get(room(path), {"torch"})
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_files_stay_readable(path):
+    assert len(path.read_text().splitlines()) <= 300
+    assert path.stem not in ("utils", "helpers", "common", "manager", "misc")
+
+
+def test_import_adpo_imports_torch_alone():
+    program = "import sys, torch; before = set(sys.modules); import adpo; print(*set(sys.modules) - before)"
+    added = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout.split()
+    tops = {name.split(".")[0] for name in added} - set(sys.stdlib_module_names)
+    assert tops <= {"adpo", "torch"}
+
+
+def test_import_adpo_costs_less_than_a_third_of_a_second():
+    program = "import time, torch; t = time.perf_counter(); import adpo; print(time.perf_counter() - t)"
+    costs = [
+        float(subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout)
+        for _ in range(3)
+    ]
+    assert min(costs) < 0.3
+
+
+@pytest.mark.parametrize(
+    "name", ["adpo", *(m.name for m in pkgutil.walk_packages(adpo.__path__, "adpo.") if "__main__" not in m.name)]
+)
+def test_docstring_examples_run(name):
+    results = doctest.testmod(importlib.import_module(name))
+    assert results.failed == 0
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))]
+)
+def test_examples_in_the_documents_run(page):
+    results = doctest.testfile(str(ROOT / page), module_relative=False)
+    assert results.failed == 0
+    if page == "README.md":
+        assert results.attempted >= 5
+
+
+def test_everything_exported_exists():
+    assert all(hasattr(adpo, name) for name in adpo.__all__)
+    assert sorted(adpo.__all__) == adpo.__all__
