@@ -24,6 +24,11 @@ format: .venv/.ready
 bench: .venv/.ready
 	$(BIN)/python -m adpo.bench core
 
+mutate: .venv/.ready  ## mutation testing of the core; leaves its work in mutants/
+	$(PYTHON) -m pip --python $(BIN)/python install --quiet mutmut==3.8.0
+	$(BIN)/mutmut run
+	$(BIN)/mutmut results
+
 clean:
 	rm -rf .venv
 

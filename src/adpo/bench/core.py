@@ -68,6 +68,21 @@ def _ranking_plain(u: Tensor, signals: dict[str, Tensor]) -> Tensor:
     return torch.where(rewards > rewards.amin(-1, keepdim=True), log_z - u, 0.0).sum(-1)
 
 
+def _efron_plain(u: Tensor, signals: dict[str, Tensor]) -> Tensor:
+    rewards = signals["rewards"]
+    not_better = rewards.unsqueeze(-2) <= rewards.unsqueeze(-1)
+    tied = rewards.unsqueeze(-2) == rewards.unsqueeze(-1)
+    shrink = tied.tril(-1).sum(-1) / tied.sum(-1).to(u.dtype)  # l/d: how many of the stratum stand before
+    weights = torch.where(tied, 1 - shrink.unsqueeze(-1), 1.0) * not_better
+    log_z = torch.logsumexp(u.unsqueeze(-2) + weights.log(), -1)
+    return torch.where(rewards > rewards.amin(-1, keepdim=True), log_z - u, 0.0).sum(-1)
+
+
+def _pair_plain(u: Tensor, signals: dict[str, Tensor]) -> Tensor:
+    margin = (u.unsqueeze(-1) - u.unsqueeze(-2))[:, 0, 1]
+    return torch.nn.functional.softplus(margin) - signals["preference"] * margin
+
+
 def _random(name: str) -> Callable[[int, int], dict[str, Tensor]]:
     return lambda groups, k: {name: torch.randn(groups, k, dtype=torch.float64)}
 
@@ -88,7 +103,17 @@ def _one_hot_plain(u: Tensor, signals: dict[str, Tensor]) -> Tensor:
     return -_log_p(u).gather(-1, signals["labels"].unsqueeze(-1)).squeeze(-1)
 
 
+def _distribution(groups: int, k: int) -> dict[str, Tensor]:
+    return {"q": torch.softmax(torch.randn(groups, k, dtype=torch.float64), -1)}
+
+
+def _preference(groups: int, _: int) -> dict[str, Tensor]:
+    return {"preference": torch.rand(groups, dtype=torch.float64)}
+
+
 CASES = {
+    "bradley_terry": Case(adpo.bradley_terry(), _preference, _pair_plain),
+    "soft": Case(adpo.soft(), _distribution, _soft_plain(lambda s: s["q"])),
     "one_hot": Case(adpo.one_hot(), _labels, _one_hot_plain),
     "teacher": Case(adpo.teacher(), _random("teacher_logp"), _soft_plain(lambda s: _softmax(s["teacher_logp"]))),
     "boltzmann": Case(adpo.boltzmann(1.0), _random("rewards"), _soft_plain(lambda s: _softmax(s["rewards"]))),
@@ -100,7 +125,8 @@ CASES = {
     "kde": Case(adpo.kde(), _random("rewards"), _soft_plain(lambda s: _kde_target(s["rewards"]))),
     "top1": Case(adpo.top1(), _random("rewards"), _soft_plain(lambda s: _best(s["rewards"]))),
     "plackett_luce": Case(adpo.plackett_luce(), _random("rewards"), _ranking_plain),
-    "plackett_luce, ties": Case(adpo.plackett_luce(ties="breslow"), _tied, _ranking_plain),
+    "plackett_luce, Efron": Case(adpo.plackett_luce(), _tied, _efron_plain),
+    "plackett_luce, Breslow": Case(adpo.plackett_luce(ties="breslow"), _tied, _ranking_plain),
 }
 
 
@@ -115,9 +141,10 @@ def run(sizes: tuple[tuple[int, int], ...] = SIZES) -> None:
     console = Console(width=110)
     console.print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, float64; ours against K x K")
     table = Table("target", "groups x K", "ours", "K x K", "speed-up", "memory", "K x K", "ratio")
-    cells = [(name, case, groups, k) for name, case in CASES.items() for groups, k in sizes]
+    cells = [(name, case, *size) for name, case in CASES.items() for size in sizes]
     with console.status("") as status:
-        for name, case, groups, k in cells:
+        for name, case, groups, width in cells:
+            k = 2 if name == "bradley_terry" else width
             status.update(f"{name}, {groups} x {k}")
             torch.manual_seed(0)
             signals = case.signals(groups, k)
