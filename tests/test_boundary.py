@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import adpo
+from adpo.core.groups import enter
 from draws import OBJECTIVES, groups
 
 TARGET_SIGNALS = {"rewards": torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.0, 1.0]])}
@@ -58,6 +59,27 @@ def test_flat_rows_in_any_order_make_the_same_groups(seed, rows):
         assert torch.all(values.grad == 1)
 
 
+def test_candidates_keep_the_order_of_their_rows_in_large_groups():
+    ids = torch.arange(1000) % 3
+    table, mask, _ = adpo.from_flat(torch.arange(1000), ids)
+    assert table.shape == (3, 334)
+    for group in range(3):
+        assert table[group, mask[group]].tolist() == list(range(group, 1000, 3))
+
+
+def test_no_rows_make_no_groups():
+    table, mask, index = adpo.from_flat(torch.zeros(0), torch.zeros(0, dtype=torch.long))
+    assert table.shape == mask.shape == (0, 0)
+    assert index.shape == (0,)
+
+
+def test_a_temperature_per_group_reaches_the_anchored_logits():
+    u = adpo.anchored_logits(torch.ones(2, 2), None, torch.tensor([0.5, 2.0]))
+    assert u.tolist() == [[2.0, 2.0], [0.5, 0.5]]
+    with pytest.raises(ValueError, match=r"\[groups\] = \[2\]; got \[3\]"):
+        adpo.anchored_logits(torch.ones(2, 2), None, torch.ones(3))
+
+
 @given(g=groups())
 def test_flat_coefficients_do_not_depend_on_the_order_of_rows(g):
     ids = torch.arange(len(g.logp)).unsqueeze(1).expand_as(g.mask)[g.mask]
@@ -105,6 +127,10 @@ REFUSED = {
     "values and group_ids must both be [rows]; got [2, 3] and [2]": lambda: adpo.from_flat(
         LOGP, torch.tensor([0, 1])
     ),
+    "must both be [rows]; got [3] and [2]": lambda: adpo.from_flat(LOGP[0], torch.tensor([0, 1])),
+    "must both be [rows]; got [2, 3] and [2, 3]": lambda: adpo.from_flat(LOGP, LOGP.long()),
+    "group_ids must be integers; got torch.bool": lambda: adpo.from_flat(LOGP[0], LOGP[0] > 0),
+    "group_ids must be integers; got torch.complex64": lambda: adpo.from_flat(LOGP[0], LOGP[0] * 1j),
     "group_ids must be integers; got torch.float32": lambda: adpo.from_flat(LOGP[0], LOGP[0]),
 }
 
@@ -206,6 +232,48 @@ def test_diagnostics_by_hand():
     torch.testing.assert_close(found.log_ratio, torch.tensor(6.0 / 2 / 2, dtype=torch.float64))
     torch.testing.assert_close(found.policy_entropy, (two + entropy) / 2)
     torch.testing.assert_close(found.anchor_kl, (two - entropy) / 2)
+
+
+@pytest.mark.parametrize(
+    "target", [adpo.boltzmann(0.5), adpo.plackett_luce(), adpo.top1(label_smoothing=0.1)], ids=str
+)
+@given(g=groups(max_groups=6))
+def test_diagnostics_group_by_group(target, g):
+    """Against a plain loop over groups and their real candidates."""
+    objective = adpo.Objective(target)
+    taus = torch.rand(len(g.logp), generator=g.generator, dtype=torch.float64) + 0.3
+    found = objective.diagnostics(g.logp, g.anchor_logp, mask=g.mask, tau=taus, rewards=g.rewards)
+    rows, entropies = [], []
+    for i in g.real.nonzero().flatten().tolist():
+        kept = g.mask[i]
+        logp, anchor, rewards = g.logp[i, kept], g.anchor_logp[i, kept], g.rewards[i, kept]
+        p = torch.softmax((logp - anchor) / taus[i], 0)
+        pi, reference = torch.softmax(logp, 0), torch.softmax(anchor, 0)
+        c = objective.coefficients(logp[None], anchor[None], rewards=rewards[None], tau=taus[i].item())
+        row = [(pi * (pi / reference).log()).sum(), (logp - anchor).mean(), -torch.xlogy(p, p).sum()]
+        rows.append(
+            [*(value.item() for value in row), float(p.max() > 0.99), float(c.abs().max() * taus[i] > 1e-12)]
+        )
+        _, evidence = enter(logp[None], anchor[None], None, taus[i].item(), {"rewards": rewards[None]})
+        stages = [s for s in target.stages(evidence) if s.support().any()]
+        if stages:
+            q = [torch.where(s.support(), s.log_q.exp(), 0.0) for s in stages]
+            entropies.append(sum(-torch.xlogy(x, x).sum().item() for x in q) / len(q))
+    means = torch.tensor(rows).mean(0).tolist() if rows else [0.0] * 5
+    assert [x.item() for x in (found.anchor_kl, found.log_ratio, found.policy_entropy)] == pytest.approx(
+        means[:3], rel=1e-5, abs=1e-6
+    )
+    assert found.saturated.item() == pytest.approx(means[3], abs=1e-6)
+    assert found.live.item() == pytest.approx(means[4], abs=1e-6)
+    assert found.target_entropy.item() == pytest.approx(sum(entropies) / max(1, len(entropies)), abs=1e-9)
+
+
+def test_exactly_live_and_saturated_at_the_thresholds():
+    from adpo.core.objective import LIVE, SATURATED, live_groups
+
+    assert live_groups(torch.tensor([[LIVE, -LIVE], [4 * LIVE, 0.0]]), 0.5).tolist() == [False, True]
+    assert live_groups(torch.tensor([[4 * LIVE, 0.0]] * 2), torch.tensor([0.1, 0.5])).tolist() == [False, True]
+    assert SATURATED == 0.99
 
 
 @given(g=groups())

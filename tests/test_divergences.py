@@ -111,6 +111,13 @@ def test_every_divergence_is_zero_at_the_target_and_positive_elsewhere(draw):
             assert between(divergence, q, p, **places) > 1e-6
 
 
+def test_which_divergences_bear_a_target_with_zeros():
+    bears = {a: adpo.alpha(a).finite_at_zeros for a in (-1.0, 0.0, 0.5, 1.0, 2.0)}
+    assert bears == {-1.0: False, 0.0: False, 0.5: True, 1.0: True, 2.0: True}
+    assert adpo.wasserstein().name == "wasserstein(1)"
+    assert adpo.wasserstein().finite_at_zeros
+
+
 def test_bad_orders_are_refused():
     with pytest.raises(ValueError, match="finite order"):
         adpo.alpha(math.nan)

@@ -136,6 +136,12 @@ def test_bradley_terry_winner_silence_and_preference():
     torch.testing.assert_close(q, row(0.3, 0.7))
 
 
+@pytest.mark.parametrize("preference", [0.0, 1.0])
+def test_a_certain_preference_is_a_preference(preference):
+    q = q_of(adpo.bradley_terry(), {"preference": torch.tensor([preference])}, shape=(1, 2))
+    assert q.tolist() == [[preference, 1 - preference]]
+
+
 def test_soft_targets_of_low_precision_are_renormalised():
     q = torch.tensor([[0.3, 0.7]], dtype=torch.float16)
     assert q_of(adpo.soft(), {"q": q}).sum().item() == pytest.approx(1, abs=1e-15)
@@ -154,6 +160,15 @@ REFUSED = {
     "known signals: rewards": lambda: adpo.Objective(adpo.top1()).loss(ROW, None, zebra=ROW),
     "labels at group 0 is 3.0; expected the index": lambda: adpo.Objective(adpo.one_hot()).loss(
         ROW, None, labels=torch.tensor([3])
+    ),
+    "bradley_terry() needs the signal `rewards` or `preference`": lambda: adpo.Objective(
+        adpo.bradley_terry()
+    ).loss(ROW[:, :2], None),
+    "plackett_luce() needs the signal `rewards` or `ranks`": lambda: adpo.Objective(adpo.plackett_luce()).loss(
+        ROW, None
+    ),
+    "is 1.5; expected a probability": lambda: adpo.Objective(adpo.bradley_terry()).loss(
+        ROW[:, :2], None, preference=torch.tensor([1.5])
     ),
     "K = 2; got K = 3": lambda: adpo.Objective(adpo.bradley_terry()).loss(ROW, None, rewards=ROW),
     "preference at group 0 is 1.5": lambda: adpo.Objective(adpo.bradley_terry()).loss(

@@ -95,7 +95,42 @@ def test_hybrid_formula_and_bounds():
     torch.testing.assert_close(clamped, torch.tensor([1.0, 0.96]))
 
 
+def test_defaults_and_equal_bounds():
+    guard = adpo.GuardedTau()
+    assert (guard.tau_min, guard.tau_max, guard.baseline_decay, guard.std_floor) == (0.5, 2.0, 0.9, 1e-3)
+    assert guard.state_dict() == {"baseline": 0.0, "variance": 0.0, "updates": 0}
+    guard.update(entropy=0.5, reward=3.0)
+    guard.update(entropy=0.5, reward=3.0)
+    assert guard.state_dict() == {"baseline": 3.0, "variance": 0.0, "updates": 2}
+    assert adpo.GuardedTau(1.0, 1.0).update(entropy=0.5, reward=0.0) == 1.0
+    assert adpo.HybridTau(1.0, tau_min=1.0, tau_max=1.0).update(entropy=0.5, reward=0.0) == 1.0
+
+
+def test_a_tensor_of_rewards_gives_one_tau_per_group_from_the_first_update():
+    assert adpo.GuardedTau().update(entropy=0.5, reward=torch.ones(3)).tolist() == [2.0] * 3
+
+
+def test_tensors_are_clamped_like_numbers():
+    low = adpo.HybridTau(0.8, tau_min=0.7).update(entropy=torch.tensor([0.0, 1.0]), reward=torch.tensor(100.0))
+    torch.testing.assert_close(low, torch.tensor([0.7, 0.96]))
+    edge = torch.tensor([-1e-8, 1 + 1e-7], dtype=torch.float64)
+    taus = adpo.HybridTau(1.0).update(entropy=edge, reward=1.0)
+    assert taus.tolist() == [1.0, 1.2]
+    assert adpo.HybridTau(1.0, reward_weight=0.0).update(entropy=-1e-8, reward=0.0) == 1.0
+    assert adpo.HybridTau(1.0, reward_weight=0.0).update(entropy=1 + 1e-8, reward=0.0) == 1.2
+
+
+def test_rewards_that_carry_a_gradient_do_not_leak_it():
+    reward = torch.ones(2, requires_grad=True)
+    guard = warmed()
+    assert not guard.update(entropy=torch.zeros(2, requires_grad=True), reward=reward).requires_grad
+
+
 REFUSED = {
+    "tau_min must be positive and finite; got -1.0": lambda: adpo.GuardedTau(-1.0, 2.0),
+    "tau_base must be positive": lambda: adpo.HybridTau(0.0),
+    "tau_min must be positive": lambda: adpo.HybridTau(tau_min=0.0),
+    "tau_max must be positive": lambda: adpo.HybridTau(tau_max=math.inf),
     "tau must be positive": lambda: adpo.ConstantTau(0.0),
     "tau_min must not exceed tau_max; got 3.0 and 2.0": lambda: adpo.GuardedTau(3.0, 2.0),
     "tau_max must be positive and finite; got inf": lambda: adpo.GuardedTau(1.0, math.inf),

@@ -1,0 +1,1 @@
+"""Experiment 1: contextual bandits under twelve kinds of noise."""
