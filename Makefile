@@ -25,7 +25,7 @@ bench: .venv/.ready
 	$(BIN)/python -m adpo.bench core
 
 mutate: .venv/.ready  ## mutation testing of the core; leaves its work in mutants/
-	$(PYTHON) -m pip --python $(BIN)/python install --quiet mutmut==3.8.0
+	$(PYTHON) -m pip --python $(BIN)/python install --quiet -c constraints.txt mutmut==3.8.0 "pytest<9.2"
 	$(BIN)/mutmut run
 	$(BIN)/mutmut results
 

@@ -12,6 +12,7 @@ TARGETS = {
     "one_hot": adpo.one_hot(),
     "one_hot smoothed": adpo.one_hot(label_smoothing=0.2),
     "soft": adpo.soft(),
+    "soft smoothed": adpo.soft(label_smoothing=0.2),
     "teacher": adpo.teacher(),
     "teacher anchored": adpo.teacher(anchored=True),
     "boltzmann": adpo.boltzmann(0.7),
@@ -23,6 +24,7 @@ TARGETS = {
     "efron": adpo.plackett_luce(),
     "efron smoothed": adpo.plackett_luce(label_smoothing=0.2),
     "breslow": adpo.plackett_luce(ties="breslow"),
+    "breslow smoothed": adpo.plackett_luce(ties="breslow", label_smoothing=0.2),
 }
 PAIR_TARGETS = {
     "bradley_terry": adpo.bradley_terry(),

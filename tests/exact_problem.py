@@ -53,20 +53,42 @@ class Problem:
         return loss.detach(), torch.autograd.grad(loss, list(self.model.parameters()))
 
 
-def worker(name, at_anchor, wrapped, per_group_tau, out):
-    """One rank: take a share of the rows (groups straddle ranks), accumulate, write the gradient."""
+def shared_out(problem, share):
+    """Which rows rank 0 holds; rank 1 holds the rest."""
+    rows = torch.arange(len(problem.ids))
+    if share == "straddling":
+        return rows % 3 == 0
+    if share == "none":
+        return rows < 0
+    groups = [int(i) for i in problem.ids.unique()]
+    tied = [i for i in groups if problem.rewards[problem.ids == i].unique().numel() == 1]
+    chosen = tied if share == "dead" else [max(groups, key=lambda i: int((problem.ids == i).sum()))]
+    assert chosen
+    return torch.isin(problem.ids, torch.tensor(chosen))
+
+
+def worker(name, at_anchor, wrapped, per_group_tau, share, out):
+    """One rank: take a share of the rows, accumulate, write the gradient."""
     dist.init_process_group("gloo")
-    rank, world = dist.get_rank(), dist.get_world_size()
+    rank = dist.get_rank()
     problem = Problem(groups=6)
     rows = torch.arange(len(problem.ids))
-    mine = rows[rows % 3 == 0] if rank == 0 else rows[rows % 3 != 0]  # unequal shares
-    model = nn.parallel.DistributedDataParallel(problem.model) if wrapped else problem.model
+    first = shared_out(problem, share)
+    mine = rows[first if rank == 0 else ~first]
+    problem.model.register_buffer("frequencies", torch.ones(3))  # as rotary embeddings have them
+    model = problem.model
+    if wrapped:
+        model = nn.parallel.DistributedDataParallel(model, broadcast_buffers=False)
     anchor = problem.score(rows).detach() if at_anchor else problem.anchor_logp
     order = torch.randperm(len(mine), generator=torch.Generator().manual_seed(rank))
+    if share != "straddling" and rank == 0:  # whole groups in one micro-batch
+        pieces = [torch.arange(len(mine))] if len(mine) else []
+    else:
+        pieces = list(order.split(2))
     result = backward(
         OBJECTIVES[name],
         lambda batch: problem.score(mine[batch], model),
-        list(order.split(2)),
+        pieces,
         problem.ids[mine],
         anchor[mine],
         tau=problem.tau if per_group_tau else None,
@@ -75,16 +97,18 @@ def worker(name, at_anchor, wrapped, per_group_tau, out):
         no_sync=model.no_sync if wrapped else adpo.exact.nullcontext,
         rewards=problem.rewards[mine],
     )
-    gradients = [parameter.grad.clone() for parameter in problem.model.parameters()]
+    gradients = [
+        torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
+        for parameter in problem.model.parameters()
+    ]
     if not wrapped:
         for gradient in gradients:
             dist.all_reduce(gradient)
-    if rank == world - 1:
-        torch.save({"gradients": gradients, "loss": result.loss, "scored": result.rows_scored}, out)
+    torch.save({"gradients": gradients, "loss": result.loss, "scored": result.rows_scored}, f"{out}.{rank}")
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     os.environ.update(MASTER_ADDR="127.0.0.1", RANK=sys.argv[1], WORLD_SIZE="2", MASTER_PORT=sys.argv[2])
-    worker(sys.argv[3], *(flag == "1" for flag in sys.argv[4:7]), sys.argv[7])
+    worker(sys.argv[3], *(flag == "1" for flag in sys.argv[4:7]), *sys.argv[7:9])

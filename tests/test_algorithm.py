@@ -8,7 +8,7 @@ from torch import nn
 
 import adpo
 from adpo import algorithm
-from adpo.algorithm import Batch, group_entropy, offline, online
+from adpo.algorithm import Algorithm1, Batch, group_entropy
 from adpo.anchors import EMA, Fixed, Refresh, Self, Zero
 
 
@@ -65,7 +65,9 @@ def test_online_learns(objective):
     policy = Table()
     before = value(policy)
     optimizer = torch.optim.Adam(policy.parameters(), 0.1)
-    steps = list(online(policy, Bandit(), objective, adpo.ConstantTau(), optimizer, iterations=60, inner_steps=2))
+    steps = list(
+        Algorithm1(policy, objective, adpo.ConstantTau(), optimizer).online(Bandit(), iterations=60, inner_steps=2)
+    )
     assert len(steps) == 120
     assert value(policy) > before + 1
     assert steps[-1].reward > steps[0].reward
@@ -75,7 +77,9 @@ def test_online_anchors_to_the_policy_that_sampled():
     policy, bandit = Table(), Bandit()
     optimizer = torch.optim.SGD(policy.parameters(), 0.5)
     steps = list(
-        online(policy, bandit, adpo.presets.adpo(), adpo.ConstantTau(), optimizer, iterations=3, inner_steps=2)
+        Algorithm1(policy, adpo.presets.adpo(), adpo.ConstantTau(), optimizer).online(
+            bandit, iterations=3, inner_steps=2
+        )
     )
     drift = [step.diagnostics.anchor_kl.item() for step in steps]
     assert drift[0::2] == pytest.approx([0, 0, 0], abs=1e-15)  # u = 0 at the first step after a rollout
@@ -88,7 +92,7 @@ def test_one_online_step_by_hand():
     policy, bandit = Table(), Bandit()
     start = policy.logits.detach().clone()
     optimizer = torch.optim.SGD(policy.parameters(), 0.3)
-    list(online(policy, bandit, adpo.presets.adpo(0.5), adpo.ConstantTau(0.7), optimizer, iterations=1))
+    list(Algorithm1(policy, adpo.presets.adpo(0.5), adpo.ConstantTau(0.7), optimizer).online(bandit, iterations=1))
     fresh = Bandit()
     contexts, twin = torch.arange(4), Table()
     candidates = fresh.sample(twin, contexts)
@@ -118,7 +122,9 @@ def test_offline_learns_with_every_anchor(make):
     before = value(policy)
     optimizer = torch.optim.Adam(policy.parameters(), 0.1)
     steps = list(
-        offline(policy, rankings(60), adpo.presets.anchored_ranking(), adpo.ConstantTau(), make(policy), optimizer)
+        Algorithm1(policy, adpo.presets.anchored_ranking(), adpo.ConstantTau(), optimizer).offline(
+            rankings(60), make(policy)
+        )
     )
     assert len(steps) == 60
     assert value(policy) > before + 1
@@ -128,7 +134,9 @@ def test_offline_refreshes_a_dynamic_anchor_every_n_steps():
     policy = Table()
     optimizer = torch.optim.SGD(policy.parameters(), 0.5)
     anchor = Refresh(policy, 4)
-    steps = list(offline(policy, rankings(9), adpo.presets.adpo(), adpo.ConstantTau(), anchor, optimizer))
+    steps = list(
+        Algorithm1(policy, adpo.presets.adpo(), adpo.ConstantTau(), optimizer).offline(rankings(9), anchor)
+    )
     at_anchor = [i for i, step in enumerate(steps) if abs(step.diagnostics.anchor_kl.item()) < 1e-15]
     assert at_anchor == [0, 4, 8]
 
@@ -139,9 +147,8 @@ def test_offline_without_rewards_and_with_masks():
     batch = Batch(torch.arange(4), torch.tensor([[0, 1, 2]] * 4), {"ranks": torch.tensor([[1, 2, 9]] * 4)}, mask)
     optimizer = torch.optim.SGD(policy.parameters(), 0.5)
     start = policy.logits.detach().clone()
-    (step,) = offline(
-        policy, [batch], adpo.presets.anchored_ranking(), adpo.ConstantTau(), Self(policy), optimizer
-    )
+    algorithm = Algorithm1(policy, adpo.presets.anchored_ranking(), adpo.ConstantTau(), optimizer)
+    (step,) = algorithm.offline([batch], Self(policy))
     assert step.loss == pytest.approx(torch.tensor(2.0).log().item())
     assert step.reward != step.reward  # not a number: no rewards were given
     moved = policy.logits.detach() - start
@@ -159,7 +166,9 @@ def test_the_guarded_temperature_is_asked_once_a_rollout_per_context():
             return super().update(entropy=entropy, reward=reward)
 
     optimizer = torch.optim.SGD(policy.parameters(), 0.1)
-    steps = list(online(policy, Bandit(), adpo.presets.adpo(), Spy(), optimizer, iterations=3, inner_steps=2))
+    steps = list(
+        Algorithm1(policy, adpo.presets.adpo(), Spy(), optimizer).online(Bandit(), iterations=3, inner_steps=2)
+    )
     assert len(asked) == 3
     assert asked[0][0].shape == (4,)
     assert isinstance(asked[0][1], float)
@@ -171,3 +180,25 @@ def test_group_entropy_is_normalised_over_real_candidates():
     mask = torch.tensor([[True, True, False], [True, True, True], [True, True, True]])
     torch.testing.assert_close(group_entropy(logp, mask), torch.tensor([1.0, 1.0, 0.0], dtype=torch.float64))
     assert group_entropy(torch.zeros(1, 1), None).tolist() == [0]
+    assert group_entropy(torch.zeros(1, 2), torch.tensor([[False, False]])).tolist() == [0]
+
+
+def test_one_step_a_rollout_never_leaves_the_anchor():
+    """On-policy with one optimizer step: the policy moves, u is 0 at every gradient: the anchor cannot act."""
+    policy = Table()
+    start = policy.logits.detach().clone()
+    optimizer = torch.optim.SGD(policy.parameters(), 0.5)
+    algorithm = Algorithm1(policy, adpo.presets.adpo(), adpo.ConstantTau(0.3), optimizer)
+    for step in algorithm.online(Bandit(), iterations=5):
+        assert step.diagnostics.policy_entropy.item() == pytest.approx(torch.tensor(6.0).log().item())
+        assert step.diagnostics.log_ratio.item() == 0
+    assert (policy.logits.detach() - start).abs().max() > 0.1
+
+
+def test_the_confidence_signal_is_an_argument():
+    policy = Table()
+    optimizer = torch.optim.SGD(policy.parameters(), 0.1)
+    schedule = adpo.HybridTau(1.0, entropy_weight=0.5, reward_weight=0.0)
+    algorithm = Algorithm1(policy, adpo.presets.adpo(), schedule, optimizer, entropy=lambda logp, mask: 0.6)
+    (step,) = algorithm.online(Bandit(), iterations=1)
+    assert step.tau == pytest.approx(1.3)

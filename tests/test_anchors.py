@@ -196,6 +196,47 @@ def test_state_survives_a_checkpoint(make):
         assert torch.equal(b, d)
 
 
+def test_freezing_or_unfreezing_later_does_not_change_what_is_anchored():
+    policy = make_policy()
+    policy[0].weight.requires_grad_(False)
+    anchor, start = anchors.Self(policy), score(policy).detach()
+    policy[2].requires_grad_(False)  # frozen after it has been anchored
+    policy[0].weight.requires_grad_(True)  # unfrozen, never anchored
+    with torch.no_grad():
+        policy[2].weight += 0.5
+    assert torch.equal(anchor.logp(score), start)
+
+    def toggling(module):
+        module.requires_grad_(not next(module.parameters()).requires_grad)
+        return score(module)
+
+    moved = policy[2].weight.detach().clone()
+    anchor.logp(toggling)
+    assert torch.equal(policy[2].weight, moved)
+
+
+def test_a_module_in_training_mode_cannot_write_into_the_anchor():
+    policy = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)).train()
+    anchor = anchors.Self(policy)
+    before = anchor.shadow["1.running_mean"].clone()
+    anchor.logp(score)
+    assert torch.equal(anchor.shadow["1.running_mean"], before)
+
+
+def test_whether_anchor_and_policy_coincide_is_looked_up_after_loading():
+    policy = make_policy()
+    saved = anchors.OnPolicy(policy).state_dict()
+    move(policy)
+    anchor = anchors.OnPolicy(policy)
+    assert anchor.coincides
+    anchor.load_state_dict(saved)
+    assert not anchor.coincides
+    move(policy, -0.1)
+    fresh = anchors.OnPolicy(policy)
+    fresh.load_state_dict(anchors.Self(policy).state_dict())
+    assert fresh.coincides
+
+
 def test_saved_state_is_not_an_alias():
     policy = make_policy()
     anchor = anchors.EMA(policy, 0.5)

@@ -45,7 +45,7 @@ MAY_IMPORT = {
     "anchors": {"core"},
     "exact": {"core"},
     "algorithm": {"core", "anchors"},
-    "__init__": {"__init__", "core", "anchors", "exact", "algorithm"},
+    "__init__": {"__init__", "core", "anchors", "exact", "algorithm", "baselines"},
     "experiments": {"core", "anchors", "exact", "algorithm", "baselines", "experiments"},
     "bench": {"core", "bench", "__init__"},
     "cli": {"core", "experiments", "__init__"},

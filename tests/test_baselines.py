@@ -107,6 +107,7 @@ def test_group_advantages():
     assert baselines.group_advantages(rewards, scale=False).tolist() == [[0.75, -0.25, -0.25, -0.25]]
     assert baselines.group_advantages(rewards)[0, 0].item() == pytest.approx(0.75 / (0.5 + 1e-4))
     assert baselines.group_advantages(torch.ones(1, 4)).abs().max() == 0
+    assert baselines.group_advantages(torch.ones(2, 1)).tolist() == [[0], [0]]
 
 
 def test_grpo_and_dr_grpo_token_by_token():
@@ -117,7 +118,7 @@ def test_grpo_and_dr_grpo_token_by_token():
         losses = []
         for t in range(6):
             if mask[i, t]:
-                ratio = math.exp(logp[i, t] - old[i, t])
+                ratio = math.exp((logp - old)[i, t].item())
                 a = advantages[i].item()
                 loss = -min(ratio * a, min(max(ratio, 0.98), 1.03) * a)
                 total += loss
@@ -135,7 +136,7 @@ def test_gspo_by_hand_and_both_forms_agree_in_value_and_gradient():
     expected = []
     for i in range(4):
         kept = mask[i]
-        ratio = math.exp((logp - old)[i, kept].mean())
+        ratio = math.exp((logp - old)[i, kept].mean().item())
         a = advantages[i].item()
         expected.append(-min(ratio * a, min(max(ratio, 1 - 3e-4), 1 + 3e-4) * a))
     plain = baselines.gspo_loss(logp, old, advantages, mask)
@@ -143,6 +144,22 @@ def test_gspo_by_hand_and_both_forms_agree_in_value_and_gradient():
     straight = baselines.gspo_token_loss(logp, old, advantages, mask)
     torch.testing.assert_close(plain, straight)
     torch.testing.assert_close(*(torch.autograd.grad(loss, logp)[0] for loss in (plain, straight)))
+
+
+@pytest.mark.parametrize("rubbish", [-math.inf, math.nan, 1e30])
+def test_padding_tokens_may_hold_anything(rubbish):
+    logp, old, advantages, mask = tokens()
+    losses = {
+        "grpo": lambda x: baselines.grpo_loss(x, old, advantages, mask, beta=0.1, ref_token_logp=old),
+        "dr_grpo": lambda x: baselines.dr_grpo_loss(x, old, advantages, mask, 8),
+        "gspo": lambda x: baselines.gspo_loss(x, old, advantages, mask),
+        "gspo per token": lambda x: baselines.gspo_token_loss(x, old, advantages, mask),
+    }
+    for loss in losses.values():
+        spoiled = torch.where(mask, logp.detach(), rubbish).requires_grad_()
+        torch.testing.assert_close(loss(spoiled), loss(logp))
+        (gradient,) = torch.autograd.grad(loss(spoiled), spoiled)
+        torch.testing.assert_close(gradient, torch.autograd.grad(loss(logp), logp)[0])
 
 
 def test_references_are_constants():
@@ -193,6 +210,15 @@ def test_trpo_improves_and_stays_in_its_region():
     assert surrogate().item() == pytest.approx(before + step.improvement)
     assert step.improvement > 0
     assert 0.25 * 0.02 < kl().item() <= 0.02
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+def test_trpo_does_not_care_about_the_scale_of_the_advantages(scale):
+    torch.manual_seed(0)
+    net, surrogate, kl = softmax_problem()
+    step = baselines.trpo_step(net.parameters(), lambda: scale * surrogate(), kl, max_kl=0.02)
+    assert step.accepted
+    assert kl().item() > 0.005
 
 
 def test_trpo_follows_the_natural_gradient():

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 import adpo
 from adpo.core.groups import enter
+from adpo.core.objective import LIVE, SATURATED
 from draws import OBJECTIVES, groups
 
 TARGET_SIGNALS = {"rewards": torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.0, 1.0]])}
@@ -69,7 +70,8 @@ def test_candidates_keep_the_order_of_their_rows_in_large_groups():
 
 def test_no_rows_make_no_groups():
     table, mask, index = adpo.from_flat(torch.zeros(0), torch.zeros(0, dtype=torch.long))
-    assert table.shape == mask.shape == (0, 0)
+    assert table.shape == mask.shape == (0, 1)
+    assert adpo.Objective(adpo.top1()).loss(table, None, rewards=table, mask=mask).item() == 0
     assert index.shape == (0,)
 
 
@@ -117,6 +119,12 @@ REFUSED = {
     "mask must be bool [2, 3], like logp; got bool [2, 2]": lambda: call(mask=torch.ones(2, 2, dtype=torch.bool)),
     "rewards must be [2, 3], like logp; got float32 [3, 2]": lambda: call(rewards=torch.zeros(3, 2)),
     "anchor_logp must be [2, 3], like logp; got float32 [2, 1]": lambda: call(anchor_logp=torch.zeros(2, 1)),
+    "labels must be [2], one per group; got int64 [2, 1]": lambda: adpo.Objective(adpo.one_hot()).loss(
+        LOGP, None, labels=torch.zeros(2, 1, dtype=torch.long)
+    ),
+    "logp must be [groups, K]; got [3]": lambda: adpo.anchored_logits(LOGP[0], None, 1.0),
+    "beta must be positive and finite; got 0": lambda: adpo.presets.dpo(0),
+    "beta must be positive and finite; got -1": lambda: adpo.presets.soft_dpo(-1),
     "tau must be a positive finite number; got 0": lambda: call(tau=0),
     "tau must be a positive finite number; got inf": lambda: call(tau=float("inf")),
     "tau must be a number or [groups] = [2]; got [3]": lambda: call(tau=torch.ones(3)),
@@ -252,7 +260,11 @@ def test_diagnostics_group_by_group(target, g):
         c = objective.coefficients(logp[None], anchor[None], rewards=rewards[None], tau=taus[i].item())
         row = [(pi * (pi / reference).log()).sum(), (logp - anchor).mean(), -torch.xlogy(p, p).sum()]
         rows.append(
-            [*(value.item() for value in row), float(p.max() > 0.99), float(c.abs().max() * taus[i] > 1e-12)]
+            [
+                *(value.item() for value in row),
+                float(p.max() > 0.99 and len(p) > 1),
+                float(c.abs().max() * taus[i] > 1e-12),
+            ]
         )
         _, evidence = enter(logp[None], anchor[None], None, taus[i].item(), {"rewards": rewards[None]})
         stages = [s for s in target.stages(evidence) if s.support().any()]
@@ -269,10 +281,12 @@ def test_diagnostics_group_by_group(target, g):
 
 
 def test_exactly_live_and_saturated_at_the_thresholds():
-    from adpo.core.objective import LIVE, SATURATED, live_groups
-
-    assert live_groups(torch.tensor([[LIVE, -LIVE], [4 * LIVE, 0.0]]), 0.5).tolist() == [False, True]
-    assert live_groups(torch.tensor([[4 * LIVE, 0.0]] * 2), torch.tensor([0.1, 0.5])).tolist() == [False, True]
+    objective = adpo.Objective(adpo.top1())
+    c = torch.tensor([[LIVE, -LIVE], [4 * LIVE, 0.0], [torch.nan, 0.0]])
+    assert objective.live(c, 0.5).tolist() == [False, True, True]
+    assert objective.live(c, torch.tensor([0.5, 0.1, 1.0])).tolist() == [False, False, True]
+    # Transport costs have the scale of the positions: there only zero is nothing.
+    assert adpo.Objective(adpo.top1(), adpo.wasserstein(3)).live(c / 100, 0.5).tolist() == [True, True, True]
     assert SATURATED == 0.99
 
 

@@ -111,6 +111,42 @@ def test_every_divergence_is_zero_at_the_target_and_positive_elsewhere(draw):
             assert between(divergence, q, p, **places) > 1e-6
 
 
+@pytest.mark.parametrize("a", [0.1, 0.3, 0.49, 0.5, 0.7, 0.9])
+@pytest.mark.parametrize("gap", [100.0, 3000.0, 20000.0])
+def test_alpha_stays_bounded_far_away(a, gap):
+    """Between 0 and 1 it never exceeds 1/(a(1 - a)), and its gradient dies out."""
+    objective = adpo.Objective(adpo.soft(), adpo.alpha(a))
+    logp = torch.tensor([[0.0, gap, 0.0]], dtype=torch.float64)
+    q = torch.tensor([[0.5, 1e-30, 0.5]], dtype=torch.float64)
+    loss, c = objective.loss(logp, None, q=q).item(), objective.coefficients(logp, None, q=q)
+    assert 0 <= loss <= 1 / (a * (1 - a)) + 1e-9
+    assert torch.isfinite(c).all()
+
+
+@pytest.mark.parametrize("a", [-0.5, 0.001, 0.3, 0.7, 2.0])
+def test_alpha_against_targets_whose_mass_underflows(a):
+    """log q = -1000 is mass, though exp(log q) is 0: mpmath-free truth from logarithms."""
+    logp, teacher = np.array([0.0, 0.0]), np.array([0.0, -1000.0])
+    log_q, log_p = teacher - np.logaddexp(*teacher), logp - np.logaddexp(*logp)
+    product = a * log_q + (1 - a) * log_p
+    expected = (np.exp(product).sum() - 1) / (a * (a - 1))
+    objective = adpo.Objective(adpo.teacher(), adpo.alpha(a))
+    arguments = (torch.tensor(logp)[None], None)
+    signals = {"teacher_logp": torch.tensor(teacher)[None]}
+    assert objective.loss(*arguments, **signals).item() == pytest.approx(expected, rel=1e-9)
+    assert objective.coefficients(*arguments, **signals)[0, 0] < 0  # the teacher's candidate must rise
+
+
+def test_orders_that_differ_have_names_that_differ():
+    assert adpo.alpha(1 / 3) != adpo.alpha(0.3333333)
+    assert adpo.alpha(1 + 1e-9).name != adpo.alpha(1.0).name
+    assert (adpo.alpha(0.5).name, adpo.alpha(2).name, adpo.wasserstein(2.0).name) == (
+        "alpha(0.5)",
+        "alpha(2)",
+        "wasserstein(2)",
+    )
+
+
 def test_which_divergences_bear_a_target_with_zeros():
     bears = {a: adpo.alpha(a).finite_at_zeros for a in (-1.0, 0.0, 0.5, 1.0, 2.0)}
     assert bears == {-1.0: False, 0.0: False, 0.5: True, 1.0: True, 2.0: True}

@@ -49,6 +49,7 @@ def test_at_the_anchor_nothing_is_scored_and_dead_groups_cost_nothing(name):
         problem.score,
         problem.partition(3),
         problem.ids,
+        None,
         at_anchor=True,
         rewards=problem.rewards,
     )
@@ -149,6 +150,7 @@ def test_a_partition_that_is_none_is_refused_before_any_work(batches):
             score,
             [torch.tensor(batch, dtype=torch.long) for batch in batches],
             torch.tensor([0, 0, 0]),
+            None,
             rewards=torch.zeros(3),
         )
 
@@ -158,8 +160,94 @@ def test_a_target_that_reads_the_anchor_needs_it_at_the_anchor_too():
     objective = adpo.Objective(adpo.boltzmann(1.0, reference=True))
     with pytest.raises(ValueError, match="looks at the anchor"):
         backward(
-            objective, problem.score, problem.partition(9), problem.ids, at_anchor=True, rewards=problem.rewards
+            objective,
+            problem.score,
+            problem.partition(9),
+            problem.ids,
+            None,
+            at_anchor=True,
+            rewards=problem.rewards,
         )
+
+
+def refused(**changes):
+    problem = Problem()
+    arguments = {
+        "objective": OBJECTIVES["ranking"],
+        "score": problem.score,
+        "micro_batches": problem.partition(3),
+        "group_ids": problem.ids,
+        "anchor_logp": problem.anchor_logp,
+        "rewards": problem.rewards,
+        **changes,
+    }
+    return backward(**arguments)
+
+
+class Wrapper(torch.nn.Linear):
+    """What a data-parallel wrapper looks like from outside."""
+
+    broadcast_buffers = True
+
+    def __init__(self):
+        super().__init__(1, 1)
+        self.register_buffer("frequencies", torch.ones(1))
+
+    def no_sync(self):
+        return adpo.exact.nullcontext()
+
+
+def not_a_number(rows):
+    return torch.where(rows == 5, torch.nan, 0.0)
+
+
+REFUSED = {
+    "the log-probability of row 5 (group ": lambda: refused(score=not_a_number),
+    "score must return one value for each of ": lambda: refused(score=lambda rows: torch.zeros(len(rows), 2)),
+    "rewards must be [rows] = ": lambda: refused(rewards=torch.zeros(3)),
+    "anchor_logp must be [rows] = ": lambda: refused(anchor_logp=torch.zeros(3)),
+    "labels must be [groups] = [5]; got [2]": lambda: refused(labels=torch.zeros(2)),
+    "leave padding rows out": lambda: refused(mask=torch.ones(3)),
+    "without averaging=True": lambda: refused(no_sync=Wrapper().no_sync),
+    "build DistributedDataParallel with broadcast_buffers=False": lambda: refused(
+        no_sync=Wrapper().no_sync, averaging=True
+    ),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_would_go_wrong_silently_is_refused(message):
+    with pytest.raises((ValueError, TypeError)) as error:
+        REFUSED[message]()
+    assert message in str(error.value)
+
+
+def test_a_single_temperature_tensor_an_absent_signal_and_integer_rewards_are_understood():
+    problem = Problem()
+    one = refused(tau=torch.tensor([0.4]), ranks=None, rewards=problem.rewards.long())
+    torch.testing.assert_close(one.loss, refused(tau=0.4).loss)
+    torch.testing.assert_close(one.coefficients, refused(tau=0.4).coefficients)
+
+
+def test_the_diagnostics_are_those_of_the_whole_groups():
+    problem = Problem(3, groups=6)
+    objective = OBJECTIVES["boltzmann"]
+    logp, mask, index = adpo.from_flat(problem.score(torch.arange(len(problem.ids))).detach(), problem.ids)
+    tables = {
+        name: adpo.to_table(values, index, tuple(mask.shape))
+        for name, values in {"anchor_logp": problem.anchor_logp, "rewards": problem.rewards}.items()
+    }
+    expected = objective.diagnostics(logp, mask=mask, **tables)
+    for size in (1, 3, 100):
+        found = backward(
+            objective,
+            problem.score,
+            problem.partition(size),
+            problem.ids,
+            problem.anchor_logp,
+            rewards=problem.rewards,
+        ).diagnostics
+        torch.testing.assert_close(list(found), list(expected))
 
 
 def run_two_processes(tmp_path, *arguments):
@@ -179,7 +267,7 @@ def run_two_processes(tmp_path, *arguments):
     for process in ranks:
         _, errors = process.communicate(timeout=120)
         assert process.returncode == 0, errors
-    return torch.load(out, weights_only=True)
+    return [torch.load(f"{out}.{rank}", weights_only=True) for rank in range(2)]
 
 
 @pytest.mark.parametrize(
@@ -193,14 +281,28 @@ def run_two_processes(tmp_path, *arguments):
     ],
 )
 def test_groups_that_straddle_two_processes(tmp_path, name, at_anchor, wrapped, per_group_tau):
-    found = run_two_processes(tmp_path, name, at_anchor, wrapped, per_group_tau)
+    results = run_two_processes(tmp_path, name, at_anchor, wrapped, per_group_tau, "straddling")
     problem = Problem(groups=6)
     everything = torch.arange(len(problem.ids))
     anchor = problem.score(everything).detach() if at_anchor else problem.anchor_logp
     # The candidates of a group count in the order of ranks: the loss does not care, tau per group is by id.
     extra = {"tau": problem.tau} if per_group_tau else {}
     loss, expected = problem.one_pass(OBJECTIVES[name], anchor, **extra)
-    torch.testing.assert_close(found["gradients"], list(expected))
-    torch.testing.assert_close(found["loss"], loss)
-    if at_anchor:
-        assert found["scored"] == 0
+    for found in results:
+        torch.testing.assert_close(found["gradients"], list(expected))
+        torch.testing.assert_close(found["loss"], loss)
+        if at_anchor:
+            assert found["scored"] == 0
+
+
+@pytest.mark.parametrize("share", ["none", "dead", "whole"])
+@pytest.mark.parametrize("wrapped", [0, 1])
+def test_ranks_with_nothing_to_do_or_only_whole_groups(tmp_path, share, wrapped):
+    """Rank 0 has no rows, or only tied groups, or only whole groups, while rank 1 has its groups cut."""
+    results = run_two_processes(tmp_path, "ranking", 0, wrapped, 0, share)
+    problem = Problem(groups=6)
+    loss, expected = problem.one_pass(OBJECTIVES["ranking"], problem.anchor_logp)
+    for found in results:
+        torch.testing.assert_close(found["gradients"], list(expected))
+        torch.testing.assert_close(found["loss"], loss)
+    assert results[0]["scored"] == 0

@@ -70,6 +70,13 @@ def test_boltzmann_raw_standardised_and_with_the_prior():
     torch.testing.assert_close(prior, torch.softmax(anchor + rewards / 0.5, 1))
 
 
+def test_boltzmann_with_huge_rewards_and_a_tiny_beta():
+    q = q_of(adpo.boltzmann(1e-10), {"rewards": row(1e300, 0.0, -1e300)})
+    assert q.tolist() == [[1, 0, 0]]
+    c = adpo.Objective(adpo.boltzmann(1e-10)).coefficients(ZEROS, None, rewards=row(1e300, 0.0, -1e300))
+    torch.testing.assert_close(c, row(-2 / 3, 1 / 3, 1 / 3))
+
+
 @pytest.mark.parametrize("value", [0.1, -3.3, 1e300, 0.0])
 def test_equal_rewards_have_no_z_scores_however_they_round(value):
     rewards = torch.full((1, 7), value, dtype=torch.float64)

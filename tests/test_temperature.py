@@ -44,11 +44,14 @@ def test_the_formula_as_printed_step_by_step():
     """p uses the baseline and the deviation from before the update."""
     guard = adpo.GuardedTau(0.5, 2.0, baseline_decay=0.8, std_floor=0.01)
     baseline, variance = None, 0.0
-    for entropy, reward in [(0.9, 0.1), (0.7, 0.3), (0.4, 0.35), (0.2, 0.1), (0.1, 0.6)]:
+    for updates, (entropy, reward) in enumerate([(0.9, 0.1), (0.7, 0.3), (0.4, 0.35), (0.2, 0.1), (0.1, 0.6)]):
         if baseline is None:
             p, baseline = 0.0, reward
+        elif updates < 2:
+            p = 0.0
         else:
-            p = max(0.0, math.tanh((reward - baseline) / max(math.sqrt(variance), 0.01)))
+            corrected = variance / (1 - 0.8 ** (updates - 1))
+            p = max(0.0, math.tanh((reward - baseline) / max(math.sqrt(corrected), 0.01)))
         expected = 2.0 - 1.5 * (1 - entropy) * p
         assert guard.update(entropy=entropy, reward=reward) == pytest.approx(expected)
         surprise = reward - baseline
@@ -108,6 +111,18 @@ def test_defaults_and_equal_bounds():
 
 def test_a_tensor_of_rewards_gives_one_tau_per_group_from_the_first_update():
     assert adpo.GuardedTau().update(entropy=0.5, reward=torch.ones(3)).tolist() == [2.0] * 3
+
+
+def test_the_second_update_has_no_deviation_to_measure_by():
+    guard = adpo.GuardedTau(0.5, 2.0)
+    guard.update(entropy=0.0, reward=0.5)
+    assert guard.update(entropy=0.0, reward=0.51) == 2.0
+
+
+def test_integer_rewards_per_group():
+    guard = warmed()
+    tau = guard.update(entropy=0.0, reward=torch.tensor([1, 0]))
+    assert tau.tolist() == pytest.approx([0.5, 2.0])
 
 
 def test_tensors_are_clamped_like_numbers():

@@ -10,7 +10,7 @@ the coordinates (the anchor), the target Q and the divergence D independently:
 1.7918
 """
 
-from adpo import algorithm, anchors, exact
+from adpo import algorithm, anchors, baselines, exact
 from adpo.core import presets
 from adpo.core.divergences import Divergence, alpha, cross_entropy, forward_kl, reverse_kl, wasserstein
 from adpo.core.groups import from_flat, to_flat, to_table
@@ -45,6 +45,7 @@ __all__ = [
     "alpha",
     "anchored_logits",
     "anchors",
+    "baselines",
     "boltzmann",
     "bradley_terry",
     "cross_entropy",

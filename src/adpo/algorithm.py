@@ -6,7 +6,8 @@ The policy is a module with ``policy(contexts, candidates) -> logp [groups, K]``
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
@@ -30,9 +31,7 @@ class World(Protocol):
     """Where online training gets its groups from."""
 
     def contexts(self) -> Tensor: ...
-
     def sample(self, policy: nn.Module, contexts: Tensor) -> Tensor: ...
-
     def rewards(self, contexts: Tensor, candidates: Tensor) -> Tensor: ...
 
 
@@ -48,73 +47,59 @@ class Step(NamedTuple):
 def group_entropy(logp: Tensor, mask: Tensor | None) -> Tensor:
     """Entropy of the policy over each candidate set, divided by its maximum log K; ``[groups]``."""
     mask = torch.ones_like(logp, dtype=torch.bool) if mask is None else mask
-    p = torch.softmax(torch.where(mask, logp.detach().double(), -torch.inf), -1)
+    lowest = torch.finfo(torch.float64).min  # finite: an empty set has entropy 0, not NaN
+    p = torch.softmax(torch.where(mask, logp.detach().double(), lowest), -1) * mask
     entropy: Tensor = torch.special.entr(p).sum(-1)
     return entropy / mask.sum(-1).clamp(min=2).log()
 
 
-def online(
-    policy: nn.Module,
-    world: World,
-    objective: Objective,
-    temperature: Temperature,
-    optimizer: torch.optim.Optimizer,
-    *,
-    iterations: int,
-    inner_steps: int = 1,
-) -> Iterator[Step]:
-    """Online mode: anchor to the sampling policy, sample, reward, update ``inner_steps`` times."""
-    anchor = OnPolicy(policy)
-    for _ in range(iterations):
-        contexts = world.contexts()  # sample contexts
-        anchor.on_rollout()  # pi_ref <- pi_old
-        candidates = world.sample(policy, contexts)  # sample a group for each
-        rewards = world.rewards(contexts, candidates)  # the target standardises them (z-score) itself
-        batch = Batch(contexts, candidates, {"rewards": rewards})
-        yield from _updates(policy, batch, objective, temperature, anchor, optimizer, inner_steps)
+@dataclass
+class Algorithm1:
+    """What both modes share; ``entropy`` is the confidence signal of the temperature, in [0, 1]."""
+
+    policy: nn.Module
+    objective: Objective
+    temperature: Temperature
+    optimizer: torch.optim.Optimizer
+    entropy: Callable[[Tensor, Tensor | None], Scalars] = group_entropy
+
+    def online(self, world: World, *, iterations: int, inner_steps: int = 1) -> Iterator[Step]:
+        """Anchor to the sampling policy, sample, reward, update ``inner_steps`` times."""
+        anchor = OnPolicy(self.policy)
+        for _ in range(iterations):
+            contexts = world.contexts()  # sample contexts
+            anchor.on_rollout()  # pi_ref <- pi_old
+            candidates = world.sample(self.policy, contexts)  # sample a group for each
+            rewards = world.rewards(contexts, candidates)  # the target standardises them (z-score) itself
+            yield from self._updates(Batch(contexts, candidates, {"rewards": rewards}), anchor, inner_steps)
+
+    def offline(self, batches: Iterable[Batch], anchor: Anchor) -> Iterator[Step]:
+        """Fixed groups; the anchor is fixed, or dynamic by its own rule (refresh every N steps, EMA)."""
+        for batch in batches:  # retrieve groups and their preferences
+            yield from self._updates(batch, anchor, 1)
+
+    def _updates(self, batch: Batch, anchor: Anchor, steps: int) -> Iterator[Step]:
+        anchor_logp = anchor.logp(lambda module: module(batch.contexts, batch.candidates))
+        reward = _mean_reward(batch)
+        tau: Scalars | None = None
+        for _ in range(steps):
+            logp = self.policy(batch.contexts, batch.candidates)
+            if tau is None:  # 1. adaptive temperature, per context, once a batch
+                known = reward if reward == reward else 0.0  # without rewards nothing can improve
+                tau = self.temperature.update(entropy=self.entropy(logp, batch.mask), reward=known)
+            # 2. anchored logits, target and divergence: u = (logp - anchor_logp)/tau, D(Q, softmax(u))
+            table = {"mask": batch.mask, "tau": tau, **batch.signals}
+            loss = self.objective.loss(logp, anchor_logp, **table)  # type: ignore[arg-type]
+            diagnostics = self.objective.diagnostics(logp, anchor_logp, **table)  # type: ignore[arg-type]
+            self.optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            self.optimizer.step()  # theta <- theta - eta * gradient
+            anchor.on_step()  # a dynamic anchor moves
+            yield Step(loss.item(), tau, reward, diagnostics)
 
 
-def offline(
-    policy: nn.Module,
-    batches: Iterable[Batch],
-    objective: Objective,
-    temperature: Temperature,
-    anchor: Anchor,
-    optimizer: torch.optim.Optimizer,
-) -> Iterator[Step]:
-    """Offline mode: fixed groups; the anchor is fixed, or dynamic by its own rule (refresh every N, EMA)."""
-    for batch in batches:  # retrieve groups and their preferences
-        yield from _updates(policy, batch, objective, temperature, anchor, optimizer, 1)
-
-
-def _updates(
-    policy: nn.Module,
-    batch: Batch,
-    objective: Objective,
-    temperature: Temperature,
-    anchor: Anchor,
-    optimizer: torch.optim.Optimizer,
-    steps: int,
-) -> Iterator[Step]:
-    anchor_logp = anchor.logp(lambda module: module(batch.contexts, batch.candidates))
-    rewards = batch.signals.get("rewards")
-    reward = float("nan") if rewards is None else _mean(rewards, batch.mask)
-    tau: Scalars | None = None
-    for _ in range(steps):
-        logp = policy(batch.contexts, batch.candidates)
-        if tau is None:  # 1. adaptive temperature, once per batch; without rewards nothing can improve
-            entropy = group_entropy(logp, batch.mask)
-            tau = temperature.update(entropy=entropy, reward=0.0 if rewards is None else reward)
-        # 2. anchored logits, target and divergence: u = (logp - anchor_logp)/tau, D(Q, softmax(u))
-        table = {"mask": batch.mask, "tau": tau, **batch.signals}
-        loss = objective.loss(logp, anchor_logp, **table)  # type: ignore[arg-type]
-        diagnostics = objective.diagnostics(logp, anchor_logp, **table)  # type: ignore[arg-type]
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()  # theta <- theta - eta * gradient
-        anchor.on_step()  # a dynamic anchor moves
-        yield Step(loss.item(), tau, reward, diagnostics)
-
-
-def _mean(values: Tensor, mask: Tensor | None) -> float:
-    return float(values.double().mean() if mask is None else values[mask].double().mean())
+def _mean_reward(batch: Batch) -> float:
+    if "rewards" not in batch.signals:
+        return float("nan")
+    rewards = batch.signals["rewards"].double()
+    return float(rewards.mean() if batch.mask is None else rewards[batch.mask].mean())

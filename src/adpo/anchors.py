@@ -76,12 +76,15 @@ class Self(Anchor):
         self.policy = policy
         self.steps = 0
         self._equal = True
+        # What the anchor keeps a copy of, settled here: freezing a layer later must not change what it covers.
+        self._names = [name for name, value in policy.named_parameters() if value.requires_grad]
+        self._names += [name for name, _ in policy.named_buffers()]
         self.shadow = {name: self._copy(value) for name, value in self._live()}
 
     def _live(self) -> Iterator[tuple[str, Tensor]]:
-        """What the anchor keeps a copy of: trainable parameters, and all buffers."""
-        yield from ((name, value) for name, value in self.policy.named_parameters() if value.requires_grad)
-        yield from self.policy.named_buffers()
+        """The policy's own tensors under the names that are kept."""
+        everything = {**dict(self.policy.named_parameters()), **dict(self.policy.named_buffers())}
+        return ((name, everything[name]) for name in self._names)
 
     def _copy(self, value: Tensor) -> Tensor:
         return value.detach().clone()
@@ -104,15 +107,17 @@ class Self(Anchor):
     @contextmanager
     def lent(self) -> Iterator[nn.Module]:
         """The policy's module, holding the anchor's values inside the block."""
-        own = {name: value.data for name, value in self._live()}
+        own = [(name, value, value.data) for name, value in self._live()]
         try:
-            for name, value in self._live():
-                # `.data` is exchanged, not overwritten: graphs built before the block stay valid.
-                value.data = self.shadow[name].to(value.dtype)
+            for name, value, _ in own:
+                # `.data` is exchanged, not overwritten: graphs built before the block stay valid. Buffers are
+                # lent as copies, for a module in training mode writes to them.
+                lent = self.shadow[name].to(value)
+                value.data = lent if isinstance(value, nn.Parameter) else lent.clone()
             yield self.policy
         finally:
-            for name, value in self._live():
-                value.data = own[name]
+            for _, value, data in own:
+                value.data = data
 
     @torch.no_grad()
     def logp(self, score: Score) -> Tensor:
@@ -121,7 +126,7 @@ class Self(Anchor):
 
     def state_dict(self) -> dict[str, Any]:
         shadow = {name: value.clone() for name, value in self.shadow.items()}
-        return {"steps": self.steps, "equal": self._equal, "shadow": shadow}
+        return {"steps": self.steps, "shadow": shadow}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         theirs, ours = state.get("shadow", {}), self.shadow
@@ -131,7 +136,9 @@ class Self(Anchor):
             raise ValueError(f"anchor state does not fit this policy; first difference: {odd[0]}")
         for name, value in theirs.items():
             ours[name].copy_(value)
-        self.steps, self._equal = int(state["steps"]), bool(state["equal"])
+        self.steps = int(state["steps"])
+        # Load the policy first: whether the two coincide is looked up, not believed.
+        self._equal = all(torch.equal(ours[name].to(value), value) for name, value in self._live())
 
 
 class EMA(Self):

@@ -14,25 +14,26 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from adpo.core.groups import GROUP_SIGNALS, from_flat, to_flat, to_table
-from adpo.core.objective import Objective, live_groups
+from adpo.core.objective import Diagnostics, Objective
 
 ScoreRows = Callable[[Tensor], Tensor]
 """Log-probabilities ``[len(rows)]`` of the rows with these indices; differentiable, and the same each time."""
 
 
 class GroupGradient(NamedTuple):
-    """What `backward` did; ``rows`` are this rank's."""
+    """What `backward` did; ``rows`` are this rank's, loss and diagnostics are over the groups of all ranks."""
 
-    loss: Tensor  # mean over the groups of all ranks, before the step
-    coefficients: Tensor  # [rows], dloss/dlogp
-    logp: Tensor  # [rows], float64; NaN for rows that no pass had to see
+    loss: Tensor
+    diagnostics: Diagnostics
+    coefficients: Tensor  # [rows], float64, dloss/dlogp
+    logp: Tensor  # [rows], float64, before the step; NaN for rows that no pass had to see
     rows_scored: int  # rows that went through a forward pass without gradient
     rows_trained: int  # rows that went through forward and backward
 
@@ -42,114 +43,170 @@ def backward(
     score: ScoreRows,
     micro_batches: Sequence[Tensor],
     group_ids: Tensor,
-    anchor_logp: Tensor | None = None,
+    anchor_logp: Tensor | None,
     *,
     tau: float | Tensor | None = None,
     at_anchor: bool = False,
     averaging: bool = False,
     no_sync: Callable[[], AbstractContextManager[object]] = nullcontext,
     process_group: dist.ProcessGroup | None = None,
-    **signals: Tensor,
+    **signals: Tensor | None,
 ) -> GroupGradient:
-    """Accumulate the gradient of ``objective`` in the parameters behind ``score``.
+    """Accumulate the gradient of ``objective``, a mean over groups, in the parameters behind ``score``.
 
     ``micro_batches`` is a partition of this rank's rows, in any order; ``group_ids`` (``[rows]``, one id per
-    group over all ranks), ``anchor_logp`` and the signals are flat. A tensor ``tau`` and the signals that belong
-    to a group (`labels`, `preference`) are ``[groups]``, in ascending order of the ids of all ranks; candidates
-    count in the order of ranks, then rows.
+    group over all ranks), ``anchor_logp`` (None is the zero anchor) and the signals are flat. A tensor ``tau`` and
+    the signals that belong to a group (`labels`, `preference`) are ``[groups]``, in ascending order of the ids of
+    all ranks; candidates count in the order of ranks, then rows.
 
-    ``at_anchor=True`` says that the policy is the anchor. ``averaging=True`` undoes the division by the number
-    of ranks that `DistributedDataParallel` makes; give it that module's ``no_sync`` to communicate once, in the
-    last micro-batch.
+    ``at_anchor=True`` says that the policy is the anchor; ``anchor_logp`` may then be None (unless the target
+    looks at it). ``averaging=True`` undoes the division by the number of ranks that `DistributedDataParallel`
+    makes; give it that module's ``no_sync`` as well, to communicate once, in the last micro-batch.
     """
-    device = group_ids.device
     _check_partition(micro_batches, len(group_ids))
-    micro_batches = [batch.sort().values for batch in micro_batches]  # `labels` count rows in order
+    _check_wrapper(no_sync, averaging)
     if at_anchor and anchor_logp is None and objective.target.reads_anchor:
         raise ValueError(f"{objective.target} looks at the anchor: pass anchor_logp, at u = 0 too")
     ranks = _Ranks(process_group)
-    ids, sizes = torch.unique(torch.cat(ranks.gather(group_ids)), return_counts=True)
-    groups = _Groups(objective, ids, tau, signals)
-    own = torch.zeros(len(group_ids), dtype=torch.float64, device=device)
-    columns = {name: values for name, values in signals.items() if name not in GROUP_SIGNALS}
-    columns["anchor_logp"] = own if anchor_logp is None else anchor_logp.detach()
+    groups = _Groups.of(objective, group_ids, anchor_logp, tau, signals, ranks)
+    # `labels` count rows in their order. A rank without rows still takes part in the last backward pass.
+    batches = [batch.sort().values for batch in micro_batches] or [group_ids.new_zeros(0, dtype=torch.long)]
+    apart = [batch for batch in batches if at_anchor or not groups.whole(batch)]
+    rows = torch.cat([*apart, batches[0][:0]]).sort().values
 
-    def whole(batch: Tensor) -> bool:
-        present, count = torch.unique(group_ids[batch], return_counts=True)
-        return torch.equal(count, sizes[torch.searchsorted(ids, present)])
-
-    logp = torch.full_like(own, torch.nan)
-    together = list(micro_batches) if at_anchor else [batch for batch in micro_batches if not whole(batch)]
+    logp = torch.full_like(groups.anchor, torch.nan)
     if not at_anchor:
         with torch.no_grad():
-            for batch in together:
-                logp[batch] = score(batch).to(torch.float64)
+            for batch in apart:
+                logp[batch] = groups.checked(score(batch), batch)
     # Groups that are spread out: one table over all ranks, the same on each of them.
-    rows = torch.cat([*together, torch.empty(0, dtype=torch.long, device=device)]).sort().values
-    columns["logp"] = columns["anchor_logp"] if at_anchor else logp
-    shared = {name: ranks.gather(values[rows].to(torch.float64)) for name, values in columns.items()}
-    shared_ids = ranks.gather(group_ids[rows])
-    table_c, loss = groups.coefficients(torch.cat(shared_ids), {n: torch.cat(v) for n, v in shared.items()})
-    c = torch.full_like(own, torch.nan)
-    c[rows] = torch.split(table_c, [len(part) for part in shared_ids])[ranks.rank]
+    c, known = torch.zeros_like(logp), torch.zeros_like(logp, dtype=torch.bool)
+    c[rows] = groups.coefficients(rows, groups.anchor if at_anchor else logp, ranks)
+    known[rows] = True
 
-    own_loss = torch.zeros_like(loss)
     rows_trained = 0
-    for number, batch in enumerate(micro_batches):
-        last = number == len(micro_batches) - 1
+    for number, batch in enumerate(batches):
+        last = number == len(batches) - 1
+        settled = bool(known[batch].all())
+        live = batch[c[batch] != 0] if settled else batch
+        if not len(live) and not (last and ranks.world > 1):
+            continue
         with nullcontext() if last else no_sync():
-            known = not bool(c[batch].isnan().any())
-            if known:
-                live = batch[c[batch] != 0]
-                if len(live):
-                    batch = live
-                elif last and ranks.world > 1:
-                    batch = batch[:1]  # averaging over ranks waits for one backward pass
-                else:
-                    continue
-            here = score(batch)
-            rows_trained += len(batch)
-            logp[batch] = here.detach().to(torch.float64)
-            if not known:
-                columns["logp"] = logp
-                part = {name: values[batch] for name, values in columns.items()}
-                c[batch], part_loss = groups.coefficients(group_ids[batch], part)
-                own_loss += part_loss
-            weight = c[batch] * (ranks.world if averaging else 1)
-            (here * weight.to(here.dtype)).sum().backward()  # type: ignore[no-untyped-call]
-    rows_scored = 0 if at_anchor else len(rows)
-    return GroupGradient(loss + ranks.sum(own_loss), c, logp, rows_scored, rows_trained)
+            here = score(live if len(live) else batch[:1])  # averaging over ranks waits for one backward pass
+            rows_trained += len(here)
+            if len(live):
+                logp[live] = groups.checked(here, live)
+            if not settled:
+                c[live] = groups.coefficients(live, logp)
+            weight = c[live] * (ranks.world if averaging else 1)
+            product = here * weight.to(here) if len(live) else 0 * here
+            product.sum().backward()  # type: ignore[no-untyped-call]
+    loss, diagnostics = groups.summary(groups.anchor if at_anchor else logp, ranks)
+    return GroupGradient(loss, diagnostics, c, logp, 0 if at_anchor else len(rows), rows_trained)
 
 
 @dataclass(frozen=True)
 class _Groups:
-    """The objective over any set of rows that holds its groups whole; a mean over ``len(ids)`` groups."""
+    """The flat rows of this rank, and the objective over any set of them that holds its groups whole."""
 
     objective: Objective
-    ids: Tensor
-    tau: float | Tensor | None
-    signals: Mapping[str, Tensor]
+    row_ids: Tensor  # [rows], of this rank
+    ids: Tensor  # [groups], of all ranks, ascending
+    sizes: Tensor  # [groups]
+    anchor: Tensor  # [rows], float64
+    tau: float | Tensor  # a number or [groups]
+    of_rows: Mapping[str, Tensor]
+    of_groups: Mapping[str, Tensor]
 
-    def coefficients(self, group_ids: Tensor, columns: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """``(c, loss)`` of these rows, in their order; zero for no rows."""
-        if not len(group_ids):
-            nothing = torch.zeros(0, dtype=torch.float64, device=group_ids.device)
-            return nothing, nothing.sum()
-        logp, mask, index = from_flat(columns["logp"].to(torch.float64), group_ids)
+    @classmethod
+    def of(
+        cls,
+        objective: Objective,
+        group_ids: Tensor,
+        anchor_logp: Tensor | None,
+        tau: float | Tensor | None,
+        signals: Mapping[str, Tensor | None],
+        ranks: _Ranks,
+    ) -> _Groups:
+        """Everything a caller handed over, on the device of the ids and with one value per row or group."""
+        if "mask" in signals:
+            raise TypeError("rows are real candidates: leave padding rows out instead of passing a mask")
+        device = group_ids.device
+        ids, sizes = torch.unique(torch.cat(ranks.gather(group_ids)), return_counts=True)
+        given = {name: values.detach().to(device) for name, values in signals.items() if values is not None}
+        of_groups = {name: given.pop(name) for name in GROUP_SIGNALS if name in given}
+        if anchor_logp is None:
+            anchor = torch.zeros(len(group_ids), dtype=torch.float64, device=device)
+        else:
+            anchor = anchor_logp.detach().to(device, torch.float64)
+        for name, values in {"anchor_logp": anchor, **given}.items():
+            if values.shape != group_ids.shape:
+                raise ValueError(f"{name} must be [rows] = {list(group_ids.shape)}; got {list(values.shape)}")
+        for name, values in of_groups.items():
+            if values.shape != ids.shape:
+                raise ValueError(f"{name} must be [groups] = {list(ids.shape)}; got {list(values.shape)}")
+        chosen = objective.tau if tau is None else tau
+        if isinstance(chosen, Tensor):
+            chosen = chosen.to(device).expand_as(ids) if chosen.numel() == 1 else chosen.to(device)
+        return cls(objective, group_ids, ids, sizes, anchor, chosen, given, of_groups)
+
+    def whole(self, rows: Tensor) -> bool:
+        """Whether these rows of one rank are all the rows of their groups."""
+        present, count = torch.unique(self.row_ids[rows], return_counts=True)
+        return torch.equal(count, self.sizes[torch.searchsorted(self.ids, present)])
+
+    def checked(self, scored: Tensor, rows: Tensor) -> Tensor:
+        """The log-probabilities that came back for these rows: one each, and finite."""
+        values = scored.detach().to(torch.float64)
+        if values.shape != rows.shape:
+            raise ValueError(f"score must return one value for each of {len(rows)} rows; got {list(values.shape)}")
+        bad = (~torch.isfinite(values)).nonzero()
+        if len(bad):
+            row = rows[bad[0]]
+            raise ValueError(
+                f"the log-probability of row {int(row)} (group {int(self.row_ids[row])}) is "
+                f"{values[bad[0]].item()}; nothing was back-propagated for its micro-batch"
+            )
+        return values
+
+    def coefficients(self, rows: Tensor, logp: Tensor, ranks: _Ranks | None = None) -> Tensor:
+        """dloss/dlogp of these rows, in their order; with ``ranks``, together with those of the other ranks."""
+        tables, index, lengths = self._tables(rows, logp, ranks)
+        if tables is None:
+            return torch.zeros_like(logp[rows])
+        c = self.objective.coefficients(reduction="sum", **tables)
+        c = torch.where(self.objective.live(c, tables["tau"]).unsqueeze(-1), c, 0.0)
+        parts = torch.split(to_flat(c, index) / len(self.ids), lengths)
+        return parts[ranks.rank if ranks else 0]
+
+    def summary(self, logp: Tensor, ranks: _Ranks) -> tuple[Tensor, Diagnostics]:
+        """Loss and diagnostics over all groups; a row that was never scored stands at the anchor."""
+        everything = torch.arange(len(logp), device=logp.device)
+        tables, _, _ = self._tables(everything, torch.where(logp.isnan(), self.anchor, logp), ranks)
+        if tables is None:
+            raise ValueError("there is not a single row on any rank")
+        return self.objective.loss(**tables).detach(), self.objective.diagnostics(**tables)
+
+    def _tables(
+        self, rows: Tensor, logp: Tensor, ranks: _Ranks | None
+    ) -> tuple[dict[str, Any] | None, Tensor, list[int]]:
+        """The arguments of the objective for these rows, the cell of each row, and the rows of each rank."""
+        columns = {"logp": logp, "anchor_logp": self.anchor, **self.of_rows}
+        parts = {name: values[rows].to(torch.float64) for name, values in columns.items()}
+        gather = ranks.gather if ranks else lambda values: [values]
+        ids = gather(self.row_ids[rows])
+        lengths = [len(part) for part in ids]
+        flat = {name: torch.cat(gather(values)) for name, values in parts.items()}
+        if not sum(lengths):
+            return None, rows, lengths
+        present = torch.cat(ids)
+        table, mask, index = from_flat(flat.pop("logp"), present)
         shape = (mask.shape[0], mask.shape[1])
-        tables = {name: to_table(values.detach(), index, shape) for name, values in columns.items()}
-        del tables["logp"]
-        anchor = tables.pop("anchor_logp")
-        which = torch.searchsorted(self.ids, torch.unique(group_ids))
-        tau = self.objective.tau if self.tau is None else self.tau
-        if isinstance(tau, Tensor) and tau.ndim:
-            tau = tau[which]
-        of_group = {name: values[which] for name, values in self.signals.items() if name in GROUP_SIGNALS}
-        kwargs = {**tables, **of_group}
-        c = self.objective.coefficients(logp, anchor, mask=mask, tau=tau, reduction="sum", **kwargs)
-        loss = self.objective.loss(logp, anchor, mask=mask, tau=tau, reduction="sum", **kwargs)
-        c = torch.where(live_groups(c, tau).unsqueeze(-1), c, 0.0)
-        return to_flat(c, index) / len(self.ids), loss.detach() / len(self.ids)
+        which = torch.searchsorted(self.ids, torch.unique(present))
+        of_groups = {name: values[which] for name, values in self.of_groups.items()}
+        tau = self.tau[which] if isinstance(self.tau, Tensor) else self.tau
+        arranged = {name: to_table(values, index, shape) for name, values in flat.items()}
+        return {"logp": table, "mask": mask, "tau": tau, **arranged, **of_groups}, index, lengths
 
 
 class _Ranks:
@@ -168,17 +225,11 @@ class _Ranks:
         length = torch.tensor([len(values)], device=values.device)
         lengths = [torch.empty_like(length) for _ in range(self.world)]
         dist.all_gather(lengths, length, group=self.process_group)
-        longest = int(max(lengths))
-        padded = torch.zeros(longest, dtype=values.dtype, device=values.device)
+        padded = torch.zeros(int(max(lengths)), dtype=values.dtype, device=values.device)
         padded[: len(values)] = values
         parts = [torch.empty_like(padded) for _ in range(self.world)]
         dist.all_gather(parts, padded, group=self.process_group)
         return [part[: int(n)] for part, n in zip(parts, lengths, strict=True)]
-
-    def sum(self, value: Tensor) -> Tensor:
-        if self.world > 1:
-            dist.all_reduce(value, group=self.process_group)
-        return value
 
 
 def _check_partition(micro_batches: Sequence[Tensor], rows: int) -> None:
@@ -186,9 +237,19 @@ def _check_partition(micro_batches: Sequence[Tensor], rows: int) -> None:
     if listed != list(range(rows)):
         raise ValueError(
             f"micro_batches must name each of the {rows} rows once; got {len(listed)} row indices"
-            + (f", the first out of place at {_first_gap(listed)}" if listed else "")
+            + (f" from {listed[0]} to {listed[-1]}" if listed else "")
         )
 
 
-def _first_gap(listed: list[int]) -> int:
-    return next((i for i, row in enumerate(listed) if row != i), len(listed))
+def _check_wrapper(no_sync: Callable[[], AbstractContextManager[object]], averaging: bool) -> None:
+    """What would hang or silently scale the gradient under `DistributedDataParallel`."""
+    module = getattr(no_sync, "__self__", None)
+    if module is None:
+        return
+    if not averaging:
+        raise ValueError("no_sync was given without averaging=True: the wrapper divides gradients by the ranks")
+    if getattr(module, "broadcast_buffers", False) and any(True for _ in module.buffers()):
+        raise ValueError(
+            "the wrapper broadcasts buffers in every forward pass, and ranks make different numbers of them: "
+            "build DistributedDataParallel with broadcast_buffers=False"
+        )

@@ -1,10 +1,13 @@
 """The command as a user types it."""
 
+import importlib.metadata
+import importlib.util
 import re
 import subprocess
 import sys
 
 import pytest
+import torch
 
 import adpo
 
@@ -53,7 +56,12 @@ def test_env_names_versions_and_missing_extras():
     result = run("env")
     assert result.returncode == 0
     assert adpo.__version__ in result.stdout
-    assert "torch" in result.stdout
+    assert torch.__version__ in result.stdout
+    for extra, package in {"lm": "trl", "control": "gymnasium", "report": "matplotlib", "verl": "verl"}.items():
+        line = next(line for line in result.stdout.splitlines() if f"{package} (extra {extra})" in line)
+        installed = importlib.util.find_spec(package) is not None
+        expected = importlib.metadata.version(package) if installed else f"missing: pip install 'adpo[{extra}]'"
+        assert expected in line
 
 
 @pytest.mark.parametrize(

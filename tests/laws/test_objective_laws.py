@@ -202,6 +202,26 @@ def test_pairs_obey_the_same_laws(name, divergence, g):
     close(objective.coefficients(g.logp.flip(1), g.anchor_logp.flip(1), **flipped), leaf.grad.flip(1))
     silent = (g.rewards[:, 0] == g.rewards[:, 1]) | ~g.mask.all(1)
     assert torch.all(leaf.grad[silent] == 0)
+    increased = {**g.arguments(), "rewards": g.rewards**3 + g.rewards}
+    if not divergence.needs_positions:  # transport sees the distance, everything else the order
+        close(objective.coefficients(g.logp, g.anchor_logp, **increased), leaf.grad, 1e-12)
+
+
+@pytest.mark.parametrize("divergence", DIVERGENCES, ids=str)
+@pytest.mark.parametrize("signal", ["rewards", "preference"])
+@given(g=groups(min_k=2, max_k=2))
+def test_pairs_equal_finite_differences_and_ignore_shifts(signal, divergence, g):
+    soft = adpo.bradley_terry(label_smoothing=0.1)
+    preference = torch.rand(len(g.logp), generator=g.generator, dtype=torch.float64)
+    values = {"rewards": g.rewards} if signal == "rewards" else {"preference": preference, "positions": g.rewards}
+    arguments = {"mask": g.mask, "tau": g.tau, "reduction": "none", **values}
+    objective = adpo.Objective(soft, divergence)
+    c = objective.coefficients(g.logp, g.anchor_logp, **arguments)
+    direction = torch.randn(g.logp.shape, generator=g.generator, dtype=torch.float64)
+    ahead, behind = (objective.loss(g.logp + s * 1e-6 * direction, g.anchor_logp, **arguments) for s in (1, -1))
+    slope = (c * direction).sum(1)
+    assert torch.all((slope - (ahead - behind) / 2e-6).abs() <= 1e-5 * (1 + slope.abs()))
+    close(objective.coefficients(g.logp + 7, g.anchor_logp, **arguments), c, 1e-7)
 
 
 RANKING = [

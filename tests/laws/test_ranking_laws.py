@@ -118,6 +118,22 @@ def test_the_closed_form_equals_the_sum_over_stages(ties, smoothing, divergence,
         close(ours.double(), theirs.double())
 
 
+def test_the_closed_form_is_what_runs(monkeypatch):
+    """Long lists must not go stage by stage."""
+
+    def stages(*_):
+        raise AssertionError("went stage by stage")
+
+    monkeypatch.setattr(adpo.plackett_luce, "stages", stages)
+    rewards = torch.tensor([[3.0, 1.0, 1.0, 0.0]])
+    for divergence in (adpo.cross_entropy, adpo.forward_kl):
+        objective = adpo.Objective(adpo.plackett_luce(label_smoothing=0.1), divergence)
+        objective.loss(rewards, None, rewards=rewards)
+        objective.diagnostics(rewards, None, rewards=rewards)
+    with pytest.raises(AssertionError, match="stage by stage"):
+        adpo.Objective(adpo.plackett_luce(), adpo.wasserstein()).loss(rewards, None, rewards=rewards)
+
+
 def test_a_strict_ranking_of_k_has_k_minus_one_stages():
     rewards = torch.tensor([[3.0, 1.0, 2.0, 0.0]], dtype=torch.float64)
     _, evidence = enter(rewards, None, None, 1.0, {"rewards": rewards})

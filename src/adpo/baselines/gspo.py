@@ -12,7 +12,8 @@ from torch import Tensor
 
 
 def _log_sequence_ratio(token_logp: Tensor, old_token_logp: Tensor, mask: Tensor) -> Tensor:
-    return ((token_logp - old_token_logp.detach()) * mask).sum(-1) / mask.sum(-1).clamp(min=1)
+    difference = torch.where(mask.bool(), token_logp - old_token_logp.detach(), 0.0)
+    return difference.sum(-1) / mask.sum(-1).clamp(min=1)
 
 
 def gspo_loss(
@@ -28,7 +29,8 @@ def gspo_token_loss(
 ) -> Tensor:
     """The straight-through per-token form; arguments as in `gspo_loss`."""
     sequence = _log_sequence_ratio(token_logp, old_token_logp, mask).detach().unsqueeze(-1)
-    ratio = (token_logp - token_logp.detach() + sequence).exp()
+    straight_through = torch.where(mask.bool(), token_logp - token_logp.detach(), 0.0)
+    ratio = (straight_through + sequence).exp()
     advantage = advantages.unsqueeze(-1)
     loss = -torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
     return ((loss * mask).sum(-1) / mask.sum(-1).clamp(min=1)).mean()

@@ -27,12 +27,13 @@ class TrustRegionStep(NamedTuple):
 def conjugate_gradient(
     product: Callable[[Tensor], Tensor], b: Tensor, iterations: int = 10, tolerance: float = 1e-10
 ) -> Tensor:
-    """x with ``product(x) = b`` for a symmetric positive-definite ``product``."""
+    """x with ``product(x) = b`` for a symmetric positive-definite ``product``; ``tolerance`` is relative to b."""
     x = torch.zeros_like(b)
     residual, direction = b.clone(), b.clone()
     squared = residual.dot(residual)
+    enough = tolerance * squared
     for _ in range(iterations):
-        if squared <= tolerance:
+        if squared <= enough:
             break
         applied = product(direction)
         length = squared / direction.dot(applied)

@@ -34,6 +34,11 @@ class Divergence:
         return self.name
 
 
+def _number(value: float) -> str:
+    """All digits, so that different orders have different names: 0.5, 2, 0.3333333333333333."""
+    return repr(float(value)).removesuffix(".0")
+
+
 def _mass(log_value: Tensor, support: Tensor) -> Tensor:
     return torch.where(support, log_value.exp(), 0.0)
 
@@ -64,16 +69,19 @@ def _alpha(
     *,
     a: float,
 ) -> Tensor:
-    # sum q^a p^(1-a) - 1, written as an expectation of expm1 under q or under p, whichever limit is near:
-    # no cancellation as a approaches 1 or 0.
-    q = _mass(log_q, support)
-    has_mass = q > 0
-    log_ratio = torch.where(has_mass, log_q, 0.0) - log_p  # log q/p, meaningful where q has mass
-    if a >= 0.5:
-        excess = q * torch.expm1(torch.where(has_mass, (a - 1) * log_ratio, 0.0))
-    else:
-        excess = _mass(log_p, support) * torch.where(has_mass, torch.expm1(a * log_ratio), -1.0)
-    return excess.sum(-1) / (a * (a - 1))
+    # sum q^a p^(1-a) - 1 as a sum of q^a p^(1-a) - w, with w = q or p, whichever limit is near: where the two are
+    # close, expm1 keeps the difference from cancelling; where they are not, logarithms keep it from overflowing.
+    has_mass = log_q > -torch.inf
+    log_q = torch.where(has_mass, log_q, 0.0)
+    log_w = log_q if a >= 0.5 else log_p
+    log_product = a * log_q + (1 - a) * log_p
+    gap = (a - 1 if a >= 0.5 else a) * (log_q - log_p)  # log_product - log_w, without its rounding
+    near = gap.abs() < 1
+    excess = torch.where(
+        near, log_w.exp() * torch.expm1(torch.where(near, gap, 0.0)), log_product.exp() - log_w.exp()
+    )
+    without_mass = torch.zeros_like(log_p) if a >= 0.5 else -log_p.exp()
+    return torch.where(support, torch.where(has_mass, excess, without_mass), 0.0).sum(-1) / (a * (a - 1))
 
 
 def _transport(log_q: Tensor, log_p: Tensor, support: Tensor, positions: Tensor | None, *, order: float) -> Tensor:
@@ -114,15 +122,16 @@ def alpha(a: float) -> Divergence:
         return forward_kl
     if a == 0:
         return reverse_kl
-    return Divergence(f"alpha({a:g})", partial(_alpha, a=a), finite_at_zeros=a > 0)
+    return Divergence(f"alpha({_number(a)})", partial(_alpha, a=a), finite_at_zeros=a > 0)
 
 
 def wasserstein(order: float = 1.0) -> Divergence:
     """Transport cost ``W_order^order`` between q and p with ground metric ``|x_i - x_j|``.
 
     ``x`` is the signal ``positions`` where given, else the rewards (or minus the ranks). The power is left on
-    (for order 2: the squared distance), because the root has an infinite slope at the optimum.
+    (for order 2: the squared distance), because the root has an infinite slope at the optimum. There the cost
+    itself has a kink: any subgradient may come back.
     """
     if not (order >= 1 and math.isfinite(order)):
         raise ValueError(f"wasserstein needs an order of at least 1; got {order}")
-    return Divergence(f"wasserstein({order:g})", partial(_transport, order=order), needs_positions=True)
+    return Divergence(f"wasserstein({_number(order)})", partial(_transport, order=order), needs_positions=True)

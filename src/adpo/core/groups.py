@@ -64,7 +64,7 @@ def from_flat(values: Tensor, group_ids: Tensor) -> tuple[Tensor, Tensor, Tensor
         raise ValueError(f"group_ids must be integers; got {group_ids.dtype}")
     rows = len(group_ids)
     ids, group, counts = torch.unique(group_ids, return_inverse=True, return_counts=True)
-    width = int(counts.max()) if rows else 0
+    width = int(counts.max()) if rows else 1
     order = torch.argsort(group, stable=True)
     first_row = counts.cumsum(0) - counts
     slot = torch.arange(rows, device=group.device) - first_row[group[order]]
@@ -154,7 +154,8 @@ def _transformed() -> bool:
 
 def _clean(name: str, values: Tensor, known: Tensor) -> Tensor:
     if values.shape != known.shape:
-        raise ValueError(f"{name} must be {list(known.shape)}, like logp; got {_described(values)}")
+        kind = "one per group" if known.ndim == 1 else "like logp"
+        raise ValueError(f"{name} must be {list(known.shape)}, {kind}; got {_described(values)}")
     table = torch.where(known, _float64(values), 0.0)
     refuse(name, table.detach(), ~torch.isfinite(table.detach()), "a finite value (or mask it out)")
     return table

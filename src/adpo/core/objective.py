@@ -33,7 +33,7 @@ class Diagnostics(NamedTuple):
     log_ratio: Tensor  # mean of logp - anchor_logp: falls when the whole group loses mass
     target_entropy: Tensor  # entropy of q in nats, mean over the stages of the groups that have any
     policy_entropy: Tensor  # entropy of softmax(u) in nats
-    saturated: Tensor  # share of groups with max softmax(u) > 0.99
+    saturated: Tensor  # share of groups with max softmax(u) > 0.99 (one candidate alone is not)
     live: Tensor  # share of groups with a non-zero coefficient
 
 
@@ -43,16 +43,12 @@ def anchored_logits(logp: Tensor, anchor_logp: Tensor | None, tau: float | Tenso
     >>> anchored_logits(torch.tensor([[-1.0, -2.0]]), torch.tensor([[-1.5, -1.5]]), 0.5).tolist()
     [[1.0, -1.0]]
     """
+    if logp.ndim != 2:
+        raise ValueError(f"logp must be [groups, K]; got {list(logp.shape)}")
     anchor = torch.zeros_like(logp) if anchor_logp is None else anchor_logp.detach()
     column = tau_column(tau, len(logp), logp.device)
     u = (logp.to(torch.float64) - anchor.to(torch.float64)) / column
     return u.to(result_dtype(logp))
-
-
-def live_groups(c: Tensor, tau: float | Tensor) -> Tensor:
-    """Which groups have any gradient, ``[groups]``, from the coefficients of the summed loss."""
-    column = tau.reshape(-1, 1) if isinstance(tau, Tensor) else tau
-    return ((c * column).abs() > LIVE).any(-1)
 
 
 @dataclass(frozen=True)
@@ -86,7 +82,7 @@ class Objective:
     def loss(
         self,
         logp: Tensor,
-        anchor_logp: Tensor | None = None,
+        anchor_logp: Tensor | None,
         *,
         mask: Tensor | None = None,
         tau: float | Tensor | None = None,
@@ -100,7 +96,7 @@ class Objective:
     def coefficients(
         self,
         logp: Tensor,
-        anchor_logp: Tensor | None = None,
+        anchor_logp: Tensor | None,
         *,
         mask: Tensor | None = None,
         tau: float | Tensor | None = None,
@@ -115,7 +111,7 @@ class Objective:
     def diagnostics(
         self,
         logp: Tensor,
-        anchor_logp: Tensor | None = None,
+        anchor_logp: Tensor | None,
         *,
         mask: Tensor | None = None,
         tau: float | Tensor | None = None,
@@ -124,7 +120,7 @@ class Objective:
         """What to watch: the one source of these metrics for every trainer."""
         with torch.inference_mode(False), torch.enable_grad():
             table, evidence = self._enter(logp.detach(), anchor_logp, mask, tau, signals)
-            live = live_groups(self._slope(table, evidence, "sum"), evidence.tau)
+            live = self.live(self._slope(table, evidence, "sum"), evidence.tau)
         with torch.no_grad():
             real = evidence.mask.any(-1)
             size = evidence.mask.sum(-1).clamp(min=1)
@@ -138,10 +134,19 @@ class Objective:
                 log_ratio=_mean((table - evidence.anchor_logp).sum(-1) / size, real),
                 target_entropy=_mean(target_entropy / stages.clamp(min=1), real & (stages > 0)),
                 policy_entropy=_mean(entropy(log_p, evidence.mask), real),
-                saturated=_mean((largest > SATURATED).to(torch.float64), real),
+                saturated=_mean(((largest > SATURATED) & (size > 1)).to(torch.float64), real),
                 live=_mean(live.to(torch.float64), real),
             )
             return Diagnostics(*(value.to(result_dtype(logp)) for value in means))
+
+    def live(self, c: Tensor, tau: float | Tensor) -> Tensor:
+        """Which groups have any gradient, ``[groups]``, from the coefficients of the summed loss.
+
+        Rounding does not count, except where the loss has a scale of its own (transport); NaN does.
+        """
+        column = tau.to(c).reshape(-1, 1) if isinstance(tau, Tensor) else tau
+        noise = 0.0 if self.divergence.needs_positions else LIVE
+        return ~((c * column).abs() <= noise).all(-1)
 
     def _enter(
         self,

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 from adpo.core.divergences import reverse_kl
 from adpo.core.objective import Objective
 from adpo.core.ranking import plackett_luce
-from adpo.core.targets import boltzmann, bradley_terry, one_hot, teacher
+from adpo.core.targets import boltzmann, bradley_terry, one_hot, positive, teacher
 from adpo.core.targets import top1 as top1_target
 
 Make = Callable[..., Objective]
@@ -58,13 +58,13 @@ def kd() -> Objective:
 @_row("DPO", "fixed", "classifies which of two is better")
 def dpo(beta: float = 0.1) -> Objective:
     """Direct preference optimization on hard pairs, tau = 1/beta. Signal ``rewards`` or ``preference``."""
-    return Objective(bradley_terry(), tau=1 / beta)
+    return Objective(bradley_terry(), tau=1 / positive("beta", beta))
 
 
 @_row("DPO, soft labels", "fixed", "regresses how often one beats the other")
 def soft_dpo(beta: float = 0.1) -> Objective:
     """The same target with ``preference`` = P(candidate 0 wins): ``softplus(beta D) - q beta D``."""
-    return Objective(bradley_terry(), tau=1 / beta)
+    return Objective(bradley_terry(), tau=1 / positive("beta", beta))
 
 
 @_row("ADPO", "any", "regresses the standardised advantage")

@@ -113,9 +113,11 @@ def _softmax_stage(logits: Tensor, mask: Tensor) -> Stage:
     return Stage(torch.log_softmax(torch.where(inside, logits, -torch.inf), -1), _log_weight(mask))
 
 
-def _positive(name: str, value: float) -> None:
+def positive(name: str, value: float) -> float:
+    """The value, or one line that says what is wrong with it."""
     if not (value > 0 and math.isfinite(value)):
         raise ValueError(f"{name} must be positive and finite; got {value}")
+    return value
 
 
 @dataclass(frozen=True)
@@ -202,7 +204,7 @@ class boltzmann(Target):
     reference: bool = False
 
     def __post_init__(self) -> None:
-        _positive("beta", self.beta)
+        positive("beta", self.beta)
 
     @property
     def reads_anchor(self) -> bool:
@@ -210,7 +212,10 @@ class boltzmann(Target):
 
     def stages(self, evidence: Evidence) -> list[Stage]:
         _, rewards = evidence.need("boltzmann()", "rewards")
-        logits = (standardized(rewards, evidence.mask) if self.standardize else rewards) / self.beta
+        advantages = standardized(rewards, evidence.mask) if self.standardize else rewards
+        # Measured from the best, huge rewards and a tiny beta overflow to -inf, which is no mass, and not to NaN.
+        best = torch.where(evidence.mask, advantages, -torch.inf).amax(-1, keepdim=True)
+        logits = torch.where(evidence.mask, advantages - best, 0.0) / self.beta
         if self.reference:
             logits = logits + evidence.anchor_logp
         return [_softmax_stage(logits, evidence.mask)]
@@ -227,7 +232,7 @@ class kde(Target):
     beta: float = 1.0
 
     def __post_init__(self) -> None:
-        _positive("beta", self.beta)
+        positive("beta", self.beta)
 
     def stages(self, evidence: Evidence) -> list[Stage]:
         _, rewards = evidence.need("kde()", "rewards")

@@ -53,8 +53,9 @@ class GuardedTau:
         tau = tau_max - (tau_max - tau_min) c p,   c = 1 - entropy,   p = max(0, tanh((reward - b) / s))
 
     b is a moving average of the batch's mean reward *before* this update, s a running standard deviation of the
-    mean reward around b, floored at ``std_floor``. The first update has no history: p = 0. When the reward is
-    stationary the guard closes by design.
+    mean reward around b (corrected for its short history, floored at ``std_floor``). The first update has no
+    baseline and the second no deviation to measure by: p = 0. When the reward is stationary the guard closes by
+    design.
 
     ``opens_to`` says where an open guard leads. "tau_min" is the formula as printed: smaller tau, larger steps
     away from u = 0, though an optimum closer to the anchor. "tau_max" exchanges the two ends.
@@ -85,7 +86,7 @@ class GuardedTau:
     def update(self, *, entropy: Scalars, reward: Scalars) -> Scalars:
         confidence = 1 - _checked_entropy(entropy)
         improvement = self._improvement(_checked_reward(reward))
-        self._observe(float(reward.detach().mean()) if isinstance(reward, Tensor) else float(reward))
+        self._observe(float(reward.detach().double().mean()) if isinstance(reward, Tensor) else float(reward))
         guard = confidence * improvement
         closed, opened = self.tau_max, self.tau_min
         if self.opens_to == "tau_max":
@@ -93,9 +94,10 @@ class GuardedTau:
         return closed + (opened - closed) * guard
 
     def _improvement(self, reward: Scalars) -> Scalars:
-        if self.updates == 0:
+        if self.updates < 2:
             return torch.zeros_like(reward) if isinstance(reward, Tensor) else 0.0
-        gain = (reward - self.baseline) / max(math.sqrt(self.variance), self.std_floor)
+        variance = self.variance / (1 - self.baseline_decay ** (self.updates - 1))
+        gain = (reward - self.baseline) / max(math.sqrt(variance), self.std_floor)
         return torch.tanh(gain).clamp(min=0) if isinstance(gain, Tensor) else max(0.0, math.tanh(gain))
 
     def _observe(self, mean_reward: float) -> None:
@@ -168,7 +170,10 @@ def _checked_entropy(entropy: Scalars) -> Scalars:
 def _checked_reward(reward: Scalars) -> Scalars:
     if not _everywhere(reward, -math.inf, math.inf):
         raise ValueError(f"reward must be finite; got {reward}")
-    return reward.detach() if isinstance(reward, Tensor) else reward
+    if isinstance(reward, Tensor):
+        reward = reward.detach()
+        return reward if reward.is_floating_point() else reward.double()
+    return reward
 
 
 def _everywhere(value: Scalars, low: float, high: float) -> bool:

@@ -16,9 +16,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from adpo.algorithm import Batch, Step, offline, online
+from adpo.algorithm import Algorithm1, Batch, Step
 from adpo.anchors import Self
 from adpo.core import presets
+from adpo.core.objective import Objective
 from adpo.core.temperature import ConstantTau
 
 
@@ -122,17 +123,8 @@ def run(protocol: Protocol, seed: int, on_step: Callable[[str, Step], None]) -> 
 
 
 def _online(policy: Policy, bandit: Bandit, protocol: Protocol) -> Iterator[Step]:
-    objective = presets.adpo(protocol.beta, protocol.tau)
-    optimizer = torch.optim.Adam(policy.parameters(), protocol.learning_rate)
-    return online(
-        policy,
-        bandit,
-        objective,
-        ConstantTau(protocol.tau),
-        optimizer,
-        iterations=protocol.iterations,
-        inner_steps=protocol.inner_steps,
-    )
+    algorithm = _algorithm(policy, presets.adpo(protocol.beta), protocol)
+    return algorithm.online(bandit, iterations=protocol.iterations, inner_steps=protocol.inner_steps)
 
 
 def _offline(policy: Policy, bandit: Bandit, protocol: Protocol) -> Iterator[Step]:
@@ -143,6 +135,9 @@ def _offline(policy: Policy, bandit: Bandit, protocol: Protocol) -> Iterator[Ste
             candidates = keys.argsort(-1)[:, : protocol.group]
             yield Batch(contexts, candidates, {"rewards": bandit.rewards(contexts, candidates)})
 
-    objective = presets.anchored_ranking(protocol.tau)
+    return _algorithm(policy, presets.anchored_ranking(), protocol).offline(rankings(), Self(policy))
+
+
+def _algorithm(policy: Policy, objective: Objective, protocol: Protocol) -> Algorithm1:
     optimizer = torch.optim.Adam(policy.parameters(), protocol.learning_rate)
-    return offline(policy, rankings(), objective, ConstantTau(protocol.tau), Self(policy), optimizer)
+    return Algorithm1(policy, objective, ConstantTau(protocol.tau), optimizer)
