@@ -7,12 +7,14 @@ import importlib.util
 import platform
 import sys
 import time
+from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress
+from rich.progress import Progress, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 import adpo
@@ -22,6 +24,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Anchored Direct Preference Optimization: alignment as one equation.",
 )
+
+
+class BanditPreset(StrEnum):
+    """How much of the bandit experiment to run."""
+
+    smoke = "smoke"
+    paper = "paper"
+
 
 Seed = Annotated[int, typer.Option(min=0, help="Seed of every random draw.")]
 
@@ -64,6 +74,54 @@ def demo(
         )
     console.print(table)
     console.print(f"{time.perf_counter() - started:.1f} s. Next: `adpo taxonomy`, `adpo env`, the README.")
+
+
+reproduce = typer.Typer(help="Run the paper's experiments.")
+app.add_typer(reproduce, name="reproduce")
+
+
+@reproduce.callback()
+def _reproduce() -> None:
+    """Run the paper's experiments."""
+
+
+@reproduce.command()
+def bandits(
+    preset: Annotated[BanditPreset, typer.Option(help="smoke: a minute; paper: everything.")] = BanditPreset.smoke,
+    seeds: Annotated[int | None, typer.Option(min=2, help="Instead of the preset's number of seeds.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("runs/bandits"),
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where an earlier run in --out stopped.")] = False,
+    tune: Annotated[bool, typer.Option("--tune", help="Run the sweep that chooses the hyper-parameters.")] = False,
+) -> None:
+    """Experiment 1: contextual bandits under twelve kinds of noise."""
+    _require("bandits", "report", "matplotlib", "scipy")
+    from adpo.experiments.bandits import run
+
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    columns = (*Progress.get_default_columns()[:-1], TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("bandits", total=None)
+
+        def begin(total: int) -> None:
+            progress.update(task, total=total)
+
+        def step() -> None:
+            progress.advance(task)
+
+        if tune:
+            path = run.tune(out, resume, begin, step)
+        else:
+            results = run.reproduce(preset.value, seeds, out, resume, begin, step)
+            path = out / "results.json"
+    if not tune:
+        run.show(results, console)
+    console.print(f"Results: {path}")
+
+
+def _require(command: str, extra: str, *packages: str) -> None:
+    missing = [package for package in packages if importlib.util.find_spec(package) is None]
+    if missing:
+        raise ValueError(f"{command} needs {', '.join(missing)}: pip install 'adpo[{extra}]'")
 
 
 @app.command()

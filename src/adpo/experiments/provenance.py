@@ -1,0 +1,33 @@
+"""What a result must say about itself: package, versions, machine, commit."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from pathlib import Path
+
+import torch
+
+from adpo import __version__
+
+
+def provenance() -> dict[str, str]:
+    """Versions and the commit of the checkout this package runs from ("unknown" for an installed wheel)."""
+    return {
+        "adpo": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "machine": platform.machine(),
+        "threads": str(torch.get_num_threads()),
+        "commit": _commit(),
+    }
+
+
+def _commit() -> str:
+    folder = Path(__file__).resolve().parent
+    try:
+        command = ["git", "-C", str(folder), "rev-parse", "HEAD"]
+        found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return found.stdout.strip()
