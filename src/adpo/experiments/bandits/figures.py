@@ -9,10 +9,12 @@ import matplotlib as mpl
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from adpo.experiments.bandits.jobs import SENSITIVITY
-from adpo.experiments.bandits.statistics import interval
+from adpo.experiments.bandits.statistics import Interval, interval
+from adpo.experiments.bandits.studies import COLLAPSED
 from adpo.experiments.bandits.summary import Records, final_values, methods_in
 
 mpl.rcParams["svg.hashsalt"] = "adpo"  # the same figure gives the same file
@@ -46,32 +48,83 @@ def robustness(summary: dict[str, Any], folder: Path) -> None:
 
 def capacity(results: dict[str, Records], folder: Path) -> None:
     """Figure 2(b): WinMass against the width of the policy, for both readings of heavy noise."""
-    names = sorted({cell.split("-", 2)[2] for cell in results})
+    names = sorted({cell.split("-", 1)[1] for cell in results})
+    widths = sorted({int(cell.split("-")[0]) for cell in results})
     figure, axes = plt.subplots(1, len(names), figsize=(6 * len(names), 4.5), sharey=True, squeeze=False)
     for axis, scenario in zip(axes[0], names, strict=True):
-        widths = sorted({int(cell.split("-")[1]) for cell in results})
         for i, method in enumerate(methods_in(next(iter(results.values())))):
-            found = [
-                interval(final_values(results[f"capacity-{w}-{scenario}"], scenario, method, "sampled"))
-                for w in widths
-            ]
-            axis.errorbar(
-                widths,
-                [f.mean for f in found],
-                [f.half for f in found],
-                label=method,
-                color=plt.get_cmap("tab20")(i % 20),
-                capsize=2,
-                marker="o",
-            )
+            runs = [results[f"{width}-{scenario}"] for width in widths]
+            found = [interval(final_values(records, scenario, method, "sampled")) for records in runs]
+            _points(axis, widths, found, method, i)
         axis.set_xscale("log", base=2)
         axis.set_xticks(widths, [str(w) for w in widths])
         axis.set_xlabel("hidden units")
         axis.set_title(scenario)
-        axis.grid(alpha=0.3)
     axes[0][0].set_ylabel("WinMass, sampled")
     axes[0][-1].legend(fontsize=7, bbox_to_anchor=(1.02, 1), loc="upper left")
     save(figure, folder, "capacity")
+
+
+def popular(results: dict[str, Records], folder: Path) -> None:
+    """Mass left on popular but wrong items, mass smeared, and steps to suppress, by the reference's mass."""
+    measures = {"wrong": "mass on wrong items", "smeared": "mass on the rest", "steps": "steps to suppress"}
+    kinds = list(dict.fromkeys(name.split("-")[0] for name in results))
+    figure, axes = plt.subplots(len(kinds), len(measures), figsize=(14, 4 * len(kinds)), squeeze=False)
+    for row, kind in zip(axes, kinds, strict=True):
+        masses = [float(name.split("-")[1]) for name in results if name.startswith(kind)]
+        for axis, (measure, title) in zip(row, measures.items(), strict=True):
+            for i, method in enumerate(methods_in(results[f"{kind}-{masses[0]}"])):
+                found = [
+                    interval([r[measure] for r in results[f"{kind}-{mass}"] if r["method"] == method])
+                    for mass in masses
+                ]
+                _points(axis, masses, found, method, i)
+            axis.set_xlabel(f"reference mass on {kind} items")
+            axis.set_title(title)
+    axes[0][-1].legend(fontsize=7)
+    save(figure, folder, "popular")
+
+
+def divergences(results: dict[str, Records], folder: Path) -> None:
+    """WinMass, entropy and the share of collapsed runs under each divergence."""
+    figure, axes = plt.subplots(1, 3, figsize=(14, 4))
+    names = [method for method in methods_in(next(iter(results.values()))) if method != "reference"]
+    for axis, measure in zip(axes, ("sampled", "entropy", "collapsed"), strict=True):
+        for i, method in enumerate(names):
+            found = []
+            for scenario, records in results.items():
+                values = final_values(records, scenario, method, "entropy" if measure == "collapsed" else measure)
+                found.append(
+                    interval([float(v < COLLAPSED) for v in values] if measure == "collapsed" else values)
+                )
+            _points(axis, [x + 0.1 * i for x in range(len(results))], found, method, i, line="")
+        axis.set_xticks(range(len(results)), list(results), rotation=20)
+        axis.set_title(
+            {"sampled": "WinMass, sampled", "entropy": "entropy", "collapsed": "collapsed runs"}[measure]
+        )
+    axes[0].legend(fontsize=7)
+    save(figure, folder, "divergences")
+
+
+def variance(results: dict[str, Records], folder: Path) -> None:
+    """Trace of the gradient's covariance over resampled groups, relative to the squared mean gradient."""
+    figure, axis = plt.subplots(figsize=(9, 4))
+    names = list(dict.fromkeys(r["estimator"] for r in next(iter(results.values()))))
+    for i, (moment, records) in enumerate(results.items()):
+        found = [interval([r["relative"] for r in records if r["estimator"] == name]) for name in names]
+        _points(axis, [x + 0.15 * i for x in range(len(names))], found, moment, i, line="")
+    axis.set_xticks(range(len(names)), names, rotation=15)
+    axis.set_yscale("log")
+    axis.set_ylabel("noise / signal")
+    axis.legend()
+    save(figure, folder, "variance")
+
+
+def _points(axis: Axes, x: list[Any], found: list[Interval], label: str, i: int, line: str = "-") -> None:
+    colour = plt.get_cmap("tab20")(i % 20)
+    means, halves = [f.mean for f in found], [f.half for f in found]
+    axis.errorbar(x, means, halves, label=label, color=colour, capsize=2, marker="o", linestyle=line)
+    axis.grid(visible=True, alpha=0.3)
 
 
 def sensitivity(records: Records, folder: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from adpo.experiments.bandits import jobs
+from adpo.experiments.bandits import jobs, studies
 from adpo.experiments.bandits.methods import GRID
 from adpo.experiments.bandits.protocol import SCENARIOS, Protocol, Scenario
 from adpo.experiments.bandits.summary import METRICS, against_best, summarise, terminal_table
@@ -24,7 +24,7 @@ class Preset:
     protocol: Protocol
     seeds: int
     scenarios: tuple[Scenario, ...]
-    studies: bool  # capacity and sensitivity as well
+    studies: bool  # capacity, sensitivity, popular but wrong, divergences and gradient variance as well
 
 
 PRESETS = {
@@ -45,6 +45,8 @@ def cells_of(preset: Preset, seeds: range) -> list[Cell]:
     cells = jobs.main_cells(preset.protocol, seeds, preset.scenarios)
     if preset.studies:
         cells += jobs.capacity_cells(preset.protocol, seeds) + jobs.sensitivity_cells(preset.protocol, seeds)
+        cells += studies.popular_cells(seeds) + studies.divergence_cells(preset.protocol, seeds)
+        cells += studies.variance_cells(preset.protocol, seeds)
     return cells
 
 
@@ -120,8 +122,14 @@ def _figures(results: dict[str, Any], out: Path) -> None:
 
     figures.robustness(results["summary"], out)
     cells = results["cells"]
-    widths = {name: records for name, records in cells.items() if name.startswith("capacity-")}
-    if widths:
-        figures.capacity(widths, out)
+    if _named(cells, "capacity-"):
+        figures.capacity(_named(cells, "capacity-"), out)
     if "sensitivity" in cells:
         figures.sensitivity(cells["sensitivity"], out)
+        figures.popular(_named(cells, "popular-"), out)
+        figures.divergences(_named(cells, "divergences-"), out)
+        figures.variance(_named(cells, "variance-"), out)
+
+
+def _named(cells: dict[str, Any], prefix: str) -> dict[str, Any]:
+    return {name.removeprefix(prefix): records for name, records in cells.items() if name.startswith(prefix)}
