@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from adpo.experiments.bandits.jobs import SENSITIVITY
 from adpo.experiments.bandits.statistics import Interval, interval
 from adpo.experiments.bandits.studies import COLLAPSED
-from adpo.experiments.bandits.summary import Records, final_values, methods_in
+from adpo.experiments.bandits.summary import Records, final_values, methods_in, scenarios_in
 
 mpl.rcParams["svg.hashsalt"] = "adpo"  # the same figure gives the same file
 
@@ -48,12 +48,12 @@ def robustness(summary: dict[str, Any], folder: Path) -> None:
 
 def capacity(results: dict[str, Records], folder: Path) -> None:
     """Figure 2(b): WinMass against the width of the policy, for both readings of heavy noise."""
-    names = sorted({cell.split("-", 1)[1] for cell in results})
-    widths = sorted({int(cell.split("-")[0]) for cell in results})
+    names = scenarios_in(next(iter(results.values())))
+    widths = sorted(int(width) for width in results)
     figure, axes = plt.subplots(1, len(names), figsize=(6 * len(names), 4.5), sharey=True, squeeze=False)
     for axis, scenario in zip(axes[0], names, strict=True):
         for i, method in enumerate(methods_in(next(iter(results.values())))):
-            runs = [results[f"{width}-{scenario}"] for width in widths]
+            runs = [results[str(width)] for width in widths]
             found = [interval(final_values(records, scenario, method, "sampled")) for records in runs]
             _points(axis, widths, found, method, i)
         axis.set_xscale("log", base=2)
@@ -85,20 +85,21 @@ def popular(results: dict[str, Records], folder: Path) -> None:
     save(figure, folder, "popular")
 
 
-def divergences(results: dict[str, Records], folder: Path) -> None:
+def divergences(records: Records, folder: Path) -> None:
     """WinMass, entropy and the share of collapsed runs under each divergence."""
     figure, axes = plt.subplots(1, 3, figsize=(14, 4))
-    names = [method for method in methods_in(next(iter(results.values()))) if method != "reference"]
+    names = [method for method in methods_in(records) if method != "reference"]
+    scenarios = scenarios_in(records)
     for axis, measure in zip(axes, ("sampled", "entropy", "collapsed"), strict=True):
         for i, method in enumerate(names):
             found = []
-            for scenario, records in results.items():
+            for scenario in scenarios:
                 values = final_values(records, scenario, method, "entropy" if measure == "collapsed" else measure)
                 found.append(
                     interval([float(v < COLLAPSED) for v in values] if measure == "collapsed" else values)
                 )
-            _points(axis, [x + 0.1 * i for x in range(len(results))], found, method, i, line="")
-        axis.set_xticks(range(len(results)), list(results), rotation=20)
+            _points(axis, [x + 0.1 * i for x in range(len(scenarios))], found, method, i, line="")
+        axis.set_xticks(range(len(scenarios)), scenarios, rotation=20)
         axis.set_title(
             {"sampled": "WinMass, sampled", "entropy": "entropy", "collapsed": "collapsed runs"}[measure]
         )

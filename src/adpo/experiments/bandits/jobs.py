@@ -39,10 +39,10 @@ def tuned_methods(names: Sequence[str] | None = None) -> list[Method]:
 
 
 def runs(
-    protocol: Protocol, scenario: Scenario, methods: Sequence[Method], seeds: Sequence[int]
+    protocol: Protocol, scenarios: Sequence[Scenario], methods: Sequence[Method], seeds: Sequence[int]
 ) -> list[dict[str, Any]]:
-    """Train all methods on all seeds of one scenario; one record per run, and one per seed for the reference."""
-    replicas = [Replica(scenario, seed) for seed in seeds]
+    """Train all methods on all seeds of the scenarios; one record per run, and the reference as a method."""
+    replicas = [Replica(scenario, seed) for scenario in scenarios for seed in seeds]
     points: list[tuple[int, list[Measures]]] = []
     exams: list[Exam] = []
 
@@ -55,20 +55,19 @@ def runs(
     state = train(protocol, replicas, methods, observe)
     reference = exams[0].measure(state.reference)
     records = []
-    for i, seed in enumerate(seeds):
-        start = {"iteration": 0, **_numbers(reference, i)}
-        records.append(_record(scenario, "reference", {}, seed, [start]))
+    for i, replica in enumerate(replicas):
+        records.append(_record(replica, "reference", {}, [{"iteration": 0, **_numbers(reference, i)}]))
         for m, method in enumerate(methods):
             curve = [{"iteration": iteration, **_numbers(measures[m], i)} for iteration, measures in points]
-            records.append(_record(scenario, method.name, method.settings, seed, curve))
+            records.append(_record(replica, method.name, method.settings, curve))
     return records
 
 
 def _record(
-    scenario: Scenario, method: str, settings: dict[str, Any], seed: int, curve: list[dict[str, Any]]
+    replica: Replica, method: str, settings: dict[str, Any], curve: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    place = {"scenario": scenario.corruption, "level": scenario.level}
-    return {**place, "method": method, "settings": settings, "seed": seed, "curve": curve}
+    place = {"scenario": replica.scenario.corruption, "level": replica.scenario.level, "seed": replica.seed}
+    return {**place, "method": method, "settings": settings, "curve": curve}
 
 
 def _numbers(measures: Measures, i: int) -> dict[str, float]:
@@ -76,9 +75,15 @@ def _numbers(measures: Measures, i: int) -> dict[str, float]:
 
 
 def main_cells(protocol: Protocol, seeds: Sequence[int], scenarios: Sequence[Scenario] = SCENARIOS) -> list[Cell]:
-    """The twelve scenarios with every method."""
+    """Every method in every scenario, one corruption at a time."""
     methods = tuned_methods()
-    return [Cell(f"main-{s.name}", partial(runs, protocol, s, methods, seeds)) for s in scenarios]
+    kinds = dict.fromkeys(scenario.corruption for scenario in scenarios)
+    return [
+        Cell(
+            f"main-{kind}", partial(runs, protocol, [s for s in scenarios if s.corruption == kind], methods, seeds)
+        )
+        for kind in kinds
+    ]
 
 
 def capacity_cells(protocol: Protocol, seeds: Sequence[int]) -> list[Cell]:
@@ -86,9 +91,8 @@ def capacity_cells(protocol: Protocol, seeds: Sequence[int]) -> list[Cell]:
     chosen = [s for s in SCENARIOS if s.level == "medium" and s.corruption in ("gaussian", "cauchy")]
     methods = tuned_methods()
     return [
-        Cell(f"capacity-{hidden}-{s.name}", partial(runs, replace(protocol, hidden=hidden), s, methods, seeds))
+        Cell(f"capacity-{hidden}", partial(runs, replace(protocol, hidden=hidden), chosen, methods, seeds))
         for hidden in (64, 128, 256)
-        for s in chosen
     ]
 
 
@@ -99,15 +103,17 @@ def sensitivity_cells(protocol: Protocol, seeds: Sequence[int]) -> list[Cell]:
     """ADPO listwise over tau and beta, medium Gaussian noise."""
     scenario = next(s for s in SCENARIOS if s.name == "gaussian-medium")
     methods = [make("adpo-kde", {"beta": b, "tau": t}) for t in SENSITIVITY["tau"] for b in SENSITIVITY["beta"]]
-    return [Cell("sensitivity", partial(runs, protocol, scenario, methods, seeds))]
+    return [Cell("sensitivity", partial(runs, protocol, [scenario], methods, seeds))]
 
 
 def tuning_cells(protocol: Protocol) -> list[Cell]:
-    """Every setting of every method's grid on the tuning scenarios and seeds."""
-    methods = [make(name, settings) for name in GRID for settings in grid(name)]
+    """Every setting of every method's grid, on all tuning scenarios and seeds; one method at a time."""
     return [
-        Cell(f"tuning-{s.corruption}", partial(runs, protocol, s, methods, list(TUNING_SEEDS)))
-        for s in TUNING_SCENARIOS
+        Cell(
+            f"tuning-{name}",
+            partial(runs, protocol, TUNING_SCENARIOS, [make(name, s) for s in grid(name)], list(TUNING_SEEDS)),
+        )
+        for name in GRID
     ]
 
 

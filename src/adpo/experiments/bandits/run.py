@@ -127,7 +127,7 @@ def _figures(results: dict[str, Any], out: Path) -> None:
     if "sensitivity" in cells:
         figures.sensitivity(cells["sensitivity"], out)
         figures.popular(_named(cells, "popular-"), out)
-        figures.divergences(_named(cells, "divergences-"), out)
+        figures.divergences(cells["divergences"], out)
         figures.variance(_named(cells, "variance-"), out)
 
 

@@ -37,7 +37,7 @@ def divergence_cells(protocol: Protocol, seeds: Sequence[int]) -> list[Cell]:
         for divergence in (cross_entropy, reverse_kl, alpha(0.5), wasserstein(1))
     ]
     chosen = [scenario for scenario in SCENARIOS if scenario.level == "medium"]
-    return [Cell(f"divergences-{s.name}", partial(jobs.runs, protocol, s, methods, seeds)) for s in chosen]
+    return [Cell("divergences", partial(jobs.runs, protocol, chosen, methods, seeds))]
 
 
 @dataclass(frozen=True)
