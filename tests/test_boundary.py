@@ -287,7 +287,16 @@ def test_exactly_live_and_saturated_at_the_thresholds():
     assert objective.live(c, torch.tensor([0.5, 0.1, 1.0])).tolist() == [False, False, True]
     # Transport costs have the scale of the positions: there only zero is nothing.
     assert adpo.Objective(adpo.top1(), adpo.wasserstein(3)).live(c / 100, 0.5).tolist() == [True, True, True]
+    nothing = torch.zeros(1, 2)
+    assert adpo.Objective(adpo.top1(), adpo.wasserstein(3)).live(nothing, 0.5).tolist() == [False]
     assert SATURATED == 0.99
+
+
+def test_the_target_entropy_is_a_mean_over_stages():
+    """Two tied winners share two stages of one bit each; the next place is certain; the last has no stage."""
+    rewards = torch.tensor([[2.0, 2.0, 1.0, 0.0]])
+    found = adpo.Objective(adpo.plackett_luce()).diagnostics(torch.zeros(1, 4), None, rewards=rewards)
+    assert found.target_entropy.item() == pytest.approx(2 * torch.tensor(2.0).log().item() / 3)
 
 
 @given(g=groups())

@@ -1,0 +1,77 @@
+"""`adpo reproduce bandits` as a user types it."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from adpo.experiments.bandits.methods import GRID
+
+
+def run(*arguments, timeout=600):
+    command = [sys.executable, "-m", "adpo.cli", "reproduce", "bandits", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+
+
+@pytest.fixture(scope="module")
+def smoke(tmp_path_factory):
+    out = tmp_path_factory.mktemp("bandits") / "out"
+    result = run("--preset", "smoke", "--out", out)
+    assert result.returncode == 0, result.stderr
+    return out, result
+
+
+def test_smoke_writes_results_tables_and_figures(smoke):
+    out, result = smoke
+    results = json.loads((out / "results.json").read_text())
+    assert results["description"]["preset"] == "smoke"
+    assert results["provenance"]["torch"]
+    records = [record for cell in results["cells"].values() for record in cell]
+    assert {record["method"] for record in records} == {"reference", *GRID}
+    assert len(records) == 4 * 3 * (1 + len(GRID))
+    for name in ("robustness.svg", "robustness.png", "timing.json"):
+        assert (out / name).stat().st_size > 100
+    assert "WinMass, sampled" in result.stdout
+    assert str(out / "results.json") in result.stdout.replace("\n", "")
+
+
+def test_listwise_beats_the_reference(smoke):
+    """Seed by seed, in every scenario of the smoke preset."""
+    results = json.loads((smoke[0] / "results.json").read_text())["summary"]["sampled"]
+    for method in ("adpo-raw", "adpo-kde", "adpo-ranking", "adpo-natural"):
+        for scenario, (mean, half) in results[method].items():
+            assert mean - half > results["reference"][scenario][0], (method, scenario)
+
+
+def test_resuming_computes_only_what_is_missing_and_ends_with_the_same_file(smoke):
+    out, _ = smoke
+    before = (out / "results.json").read_bytes()
+    kept = {path: path.stat().st_mtime_ns for path in (out / "cells").iterdir()}
+    lost = next(iter(kept))
+    lost.unlink()
+    (out / "results.json").unlink()
+    result = run("--preset", "smoke", "--out", out, "--resume")
+    assert result.returncode == 0, result.stderr
+    assert (out / "results.json").read_bytes() == before
+    assert all(path.stat().st_mtime_ns == when for path, when in kept.items() if path != lost)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--preset", "huge"], "--preset"),
+        (["--seeds", "1"], "--seeds"),
+        (["--out", "{file}"], "is a file"),
+        (["--out", "{foreign}"], "is not empty"),
+    ],
+)
+def test_mistakes_are_one_line_before_any_work(tmp_path, arguments, words):
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "thesis.tex").write_text("mine")
+    places = {"file": tmp_path / "file", "foreign": tmp_path / "folder"}
+    result = run(*(argument.format(**places) for argument in arguments), timeout=60)
+    assert result.returncode == 2
+    assert result.stderr.count("\n") == 1
+    assert words in result.stderr
