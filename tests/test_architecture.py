@@ -46,7 +46,16 @@ MAY_IMPORT = {
     "exact": {"core"},
     "algorithm": {"core", "anchors"},
     "__init__": {"__init__", "core", "anchors", "exact", "algorithm", "baselines"},
-    "experiments": {"core", "anchors", "exact", "algorithm", "baselines", "experiments", "__init__", "__version__"},
+    "experiments": {
+        "core",
+        "anchors",
+        "exact",
+        "algorithm",
+        "baselines",
+        "experiments",
+        "__init__",
+        "__version__",
+    },
     "bench": {"core", "bench", "__init__"},
     "cli": {"core", "experiments", "__init__"},
 }

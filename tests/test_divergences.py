@@ -137,6 +137,40 @@ def test_alpha_against_targets_whose_mass_underflows(a):
     assert objective.coefficients(*arguments, **signals)[0, 0] < 0  # the teacher's candidate must rise
 
 
+@pytest.mark.parametrize(
+    "divergence",
+    [
+        adpo.cross_entropy,
+        adpo.forward_kl,
+        adpo.reverse_kl,
+        *map(adpo.alpha, (-0.5, 0.3, 0.7, 2.0)),
+        adpo.wasserstein(2),
+    ],
+    ids=str,
+)
+def test_groups_do_not_mix_and_masked_candidates_do_not_count(divergence):
+    rng = np.random.default_rng(1)
+    mask = torch.tensor([[True, True, True, False], [True, False, True, True], [True, True, True, True]])
+    q = torch.where(mask, torch.tensor(rng.dirichlet(np.ones(4), 3)), 0.0)
+    q = q / q.sum(1, keepdim=True)
+    logp, places = torch.tensor(rng.normal(size=(3, 4))), torch.tensor(rng.normal(size=(3, 4)))
+    objective = adpo.Objective(adpo.soft(), divergence)
+    together = objective.loss(logp, None, mask=mask, q=q, positions=places, reduction="none")
+    for i in range(3):
+        p = np.exp(logp[i, mask[i]].numpy())
+        alone = between(divergence, q[i, mask[i]].numpy(), p / p.sum(), positions=places[i, mask[i]][None])
+        assert together[i].item() == pytest.approx(alone, rel=1e-9)
+
+
+def test_zeros_in_the_target_of_one_group_and_not_of_the_other():
+    q = torch.tensor([[1.0, 0.0], [0.5, 0.5]], dtype=torch.float64)
+    p = torch.tensor([[0.25, 0.75], [0.2, 0.8]], dtype=torch.float64)
+    for a in (0.3, 0.7, 2.0):
+        losses = adpo.Objective(adpo.soft(), adpo.alpha(a)).loss(p.log(), None, q=q, reduction="none")
+        expected = ((q**a * p ** (1 - a)).sum(1) - 1) / (a * (a - 1))
+        torch.testing.assert_close(losses, expected)
+
+
 def test_orders_that_differ_have_names_that_differ():
     assert adpo.alpha(1 / 3) != adpo.alpha(0.3333333)
     assert adpo.alpha(1 + 1e-9).name != adpo.alpha(1.0).name

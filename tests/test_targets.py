@@ -120,6 +120,71 @@ def test_kde_clips_the_tails():
     assert (q[1] / q[0]).log().item() == pytest.approx(2 * math.log((1 - 1e-4) / 1e-4))
 
 
+def kde_by_hand(rewards):
+    """The recipe on one group, in numpy."""
+    q75, q25 = np.percentile(rewards, [75, 25])
+    std = rewards.std()
+    scale = min(std, (q75 - q25) / 1.34) if q75 > q25 else std
+    if scale == 0:
+        return np.full(len(rewards), 0.5)
+    h = 1.06 * scale * len(rewards) ** -0.2
+    return stats.norm.cdf((rewards[:, None] - rewards[None, :]) / h).mean(1)
+
+
+def test_ragged_groups_one_by_one():
+    """z-scores and kernel distribution functions of a ragged table, group by group."""
+    rng = np.random.default_rng(0)
+    mask = torch.tensor([[1, 1, 0, 1, 1, 1], [0, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1], [0, 0, 0, 1, 0, 0]]).bool()
+    rewards = torch.tensor(rng.normal(3.0, [[1.0], [10.0], [0.1], [1.0]], (4, 6)))
+    rewards[2] = torch.tensor([1.0, 1.0, 1.0, 1.0, 1.0, 2.0])  # quartiles meet
+    z, cdf = standardized(rewards, mask), kernel_cdf(rewards, mask)
+    assert torch.all(z[~mask] == 0)
+    for i in range(4):
+        alone = rewards[i, mask[i]].numpy()
+        expected = stats.zscore(alone) if len(alone) > 1 else np.zeros(1)
+        np.testing.assert_allclose(z[i, mask[i]], expected, rtol=1e-9)
+        np.testing.assert_allclose(cdf[i, mask[i]], kde_by_hand(alone), rtol=1e-9)
+
+
+def test_bounded_memory_takes_whole_groups_in_blocks():
+    """At most `cells` kernel values at a time, and one group at least."""
+    seen = []
+    rewards, mask = torch.randn(10, 4, dtype=torch.float64), torch.ones(10, 4, dtype=torch.bool)
+    original = torch.special.ndtr
+    torch.special.ndtr = lambda x: (seen.append(x.shape[0]), original(x))[1]
+    try:
+        kernel_cdf(rewards, mask, cells=50)
+        kernel_cdf(rewards, mask, cells=1)
+    finally:
+        torch.special.ndtr = original
+    assert seen == [3, 3, 3, 1] + [1] * 10
+
+
+@pytest.mark.parametrize(
+    ("target", "name"),
+    [
+        (adpo.one_hot(), "one_hot() needs the signal `labels`"),
+        (adpo.soft(), "soft() needs the signal `q`"),
+        (adpo.teacher(), "teacher() needs the signal `teacher_logp`"),
+        (adpo.boltzmann(1.0), "boltzmann() needs the signal `rewards`"),
+        (adpo.kde(), "kde() needs the signal `rewards`"),
+        (adpo.top1(), "top1() needs the signal `rewards` or `ranks`"),
+        (adpo.plackett_luce(), "plackett_luce() needs the signal `rewards` or `ranks`"),
+    ],
+)
+def test_a_missing_signal_is_named_with_its_target(target, name):
+    with pytest.raises(ValueError, match=r".") as error:
+        adpo.Objective(target).loss(ZEROS, None)
+    assert str(error.value).startswith(name)
+    _, evidence = enter(ZEROS, None, None, 1.0, {})
+    with pytest.raises(ValueError, match=r".") as error:
+        list(target.stages(evidence))
+    assert str(error.value).startswith(name)
+    with pytest.raises(ValueError, match=r".") as error:
+        target.entropy(evidence)
+    assert str(error.value).startswith(name)
+
+
 def test_kernel_cdf_does_not_depend_on_the_blocks():
     rewards = torch.randn(7, 5, dtype=torch.float64)
     mask = torch.rand(7, 5) < 0.8
