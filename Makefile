@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test check unit format bench mutate clean
+.PHONY: run test check unit format bench clean
 
 run: .venv/.ready  ## environment + the smallest real job
 	$(BIN)/adpo demo
@@ -23,11 +23,6 @@ format: .venv/.ready
 
 bench: .venv/.ready
 	$(BIN)/python -m adpo.bench core
-
-mutate: .venv/.ready  ## mutation testing of the core; leaves its work in mutants/
-	$(PYTHON) -m pip --python $(BIN)/python install --quiet -c constraints.txt mutmut==3.8.0 "pytest<9.2"
-	$(BIN)/mutmut run
-	$(BIN)/mutmut results
 
 clean:
 	rm -rf .venv
