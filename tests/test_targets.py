@@ -208,6 +208,29 @@ def test_bradley_terry_winner_silence_and_preference():
     torch.testing.assert_close(q, row(0.3, 0.7))
 
 
+def test_each_group_needs_its_own_label():
+    with pytest.raises(ValueError, match="labels at group 1 is 5"):
+        adpo.Objective(adpo.one_hot()).loss(torch.zeros(2, 3), None, labels=torch.tensor([0, 5]))
+
+
+def test_soft_targets_that_miss_one_from_below_are_renormalised():
+    q = q_of(adpo.soft(), {"q": row(0.2, 0.3, 0.495)})
+    torch.testing.assert_close(q, row(0.2, 0.3, 0.495) / 0.995)
+    padded = adpo.Objective(adpo.soft()).loss(
+        torch.zeros(2, 2),
+        None,
+        q=torch.tensor([[0.5, 0.5], [0.0, 0.0]]),
+        mask=torch.tensor([[True] * 2, [False] * 2]),
+    )
+    assert padded.item() == pytest.approx(math.log(2))
+
+
+def test_huge_rewards_of_one_group_do_not_reach_another():
+    rewards = torch.tensor([[1e300, 0.0], [0.0, 1e-10]], dtype=torch.float64)
+    q = q_of(adpo.boltzmann(1e-10), {"rewards": rewards})
+    torch.testing.assert_close(q, torch.tensor([[1.0, 0.0], [1 / (1 + math.e), math.e / (1 + math.e)]]).double())
+
+
 @pytest.mark.parametrize("preference", [0.0, 1.0])
 def test_a_certain_preference_is_a_preference(preference):
     q = q_of(adpo.bradley_terry(), {"preference": torch.tensor([preference])}, shape=(1, 2))
