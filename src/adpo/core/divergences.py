@@ -128,7 +128,7 @@ def alpha(a: float) -> Divergence:
 def wasserstein(order: float = 1.0) -> Divergence:
     """Transport cost ``W_order^order`` between q and p with ground metric ``|x_i - x_j|``.
 
-    ``x`` is the signal ``positions`` where given, else the rewards (or minus the ranks). The power is left on
+    ``x`` is the signal ``positions`` where given, else the rewards (or the ranks). The power is left on
     (for order 2: the squared distance), because the root has an infinite slope at the optimum. There the cost
     itself has a kink: any subgradient may come back.
     """

@@ -180,8 +180,8 @@ class Objective:
             return None
         if "positions" in evidence.signals:
             return evidence.signals["positions"]
-        name, signal = evidence.need(str(self.divergence), "rewards", "ranks", "positions")
-        return -signal if name == "ranks" else signal
+        _, signal = evidence.need(str(self.divergence), "rewards", "ranks", "positions")
+        return signal  # a distance does not mind that better ranks are smaller
 
     @staticmethod
     def _log_softmax(table: Tensor, evidence: Evidence) -> Tensor:
