@@ -1,9 +1,13 @@
 """Settings shared by all tests."""
 
+import os
+
 import torch
 from hypothesis import settings
 
-torch.set_num_threads(1)  # the tables are tiny, and the tests run on several processes
+# The tables are tiny, and the tests run on several processes: threads that wait for each other would only spin.
+torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"  # for the commands that tests start
 settings.register_profile("adpo", deadline=None, max_examples=40, derandomize=True)
 settings.register_profile("mutate", deadline=None, max_examples=8, derandomize=True, database=None)
 settings.load_profile("adpo")
