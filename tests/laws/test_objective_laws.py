@@ -287,3 +287,19 @@ def test_an_all_tied_boltzmann_group_pulls_to_the_anchor():
     away = objective.coefficients(moved, anchor, rewards=tied)
     assert torch.all(away[:, 0] > 0.1)  # descent lowers what has risen
     assert torch.all(away[:, 1:] < 0)
+
+
+@every_objective
+def test_silent_groups_beside_others_make_no_nan_on_the_way(target, divergence):
+    """A padding group beside a real one, with autograd on the look-out for NaN in every backward step."""
+    mask = torch.tensor([[True, True, True], [False, False, False]])
+    leaf = torch.randn(2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    signals = {
+        "rewards": torch.tensor([[2.0, 0.0, 1.0], [0.0, 0.0, 0.0]]),
+        "labels": torch.tensor([0, 0]),
+        "teacher_logp": torch.zeros(2, 3),
+        "q": torch.full((2, 3), 1 / 3),
+    }
+    with torch.autograd.detect_anomaly():
+        adpo.Objective(target, divergence).loss(leaf, None, mask=mask, **signals).backward()
+    assert torch.all(leaf.grad[1] == 0)
