@@ -106,6 +106,11 @@ def call(**changes):
     )
 
 
+def test_a_tensor_of_one_temperature_serves_all_groups():
+    assert torch.equal(call(tau=torch.tensor(0.25)), call(tau=0.25))
+    assert torch.equal(call(tau=torch.tensor([0.5])), call(tau=0.5))
+
+
 NAN = LOGP.clone()
 NAN[1, 2] = torch.nan
 REFUSED = {
@@ -129,7 +134,9 @@ REFUSED = {
     "tau must be a positive finite number; got inf": lambda: call(tau=float("inf")),
     "tau must be a number or [groups] = [2]; got [3]": lambda: call(tau=torch.ones(3)),
     "tau must be a number or [groups] = [2]; got [2, 3]": lambda: call(tau=torch.ones(2, 3)),
+    "tau must be a number or [groups] = [2]; got [2, 1]": lambda: call(tau=torch.ones(2, 1)),
     "tau at group 1 is -1.0; expected positive": lambda: call(tau=torch.tensor([1.0, -1.0])),
+    "tau at group 0 is 0.0; expected positive": lambda: call(tau=torch.tensor([0.0, 1.0])),
     "tau must be a positive finite number; got -1": lambda: adpo.Objective(adpo.boltzmann(1.0), tau=-1),
     'reduction must be "mean", "sum" or "none"; got \'median\'': lambda: call(reduction="median"),
     "values and group_ids must both be [rows]; got [2, 3] and [2]": lambda: adpo.from_flat(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import os
 import platform
 import sys
 import time
@@ -91,6 +92,7 @@ def bandits(
     seeds: Annotated[int | None, typer.Option(min=2, help="Instead of the preset's number of seeds.")] = None,
     out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("runs/bandits"),
     resume: Annotated[bool, typer.Option("--resume", help="Go on where an earlier run in --out stopped.")] = False,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes side by side (one per core).")] = None,
     tune: Annotated[bool, typer.Option("--tune", help="Run the sweep that chooses the hyper-parameters.")] = False,
 ) -> None:
     """Experiment 1: contextual bandits under twelve kinds of noise."""
@@ -101,21 +103,25 @@ def bandits(
     columns = (*Progress.get_default_columns()[:-1], TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("bandits", total=None)
-
-        def begin(total: int) -> None:
-            progress.update(task, total=total)
-
-        def step() -> None:
-            progress.advance(task)
-
+        order = run.Order(
+            out,
+            resume,
+            workers or _cores(),
+            on_start=lambda total: progress.update(task, total=total),
+            on_cell=lambda weight: progress.advance(task, weight),
+        )
         if tune:
-            path = run.tune(out, resume, begin, step)
+            path = run.tune(order)
         else:
-            results = run.reproduce(preset.value, seeds, out, resume, begin, step)
+            results = run.reproduce(preset.value, seeds, order)
             path = out / "results.json"
     if not tune:
         run.show(results, console)
     console.print(f"Results: {path}")
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _require(command: str, extra: str, *packages: str) -> None:

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from adpo import Objective, plackett_luce, top1
 from adpo.experiments.bandits import fleet
 from adpo.experiments.bandits.measure import Exam
-from adpo.experiments.bandits.methods import GRID, grid, make
+from adpo.experiments.bandits.methods import GRID, Batch, Groupwise, grid, make, together
 from adpo.experiments.bandits.natural import TrustRegion, natural_step
 from adpo.experiments.bandits.plain import train_alone, weights_of
 from adpo.experiments.bandits.protocol import CLEAN, SCENARIOS, UNLEARNABLE, Protocol
@@ -28,7 +29,7 @@ def some_methods():
         make("adpo-on-policy", {"beta": 1.0, "tau": 1.0}),
         make("ppo-clip", {"samples": "policy", "clip": 0.2}),
         make("grpo", {"samples": "lists", "clip": 0.2}),
-        make("kl-penalty", {"samples": "policy", "penalty": 0.05}),
+        make("kl-penalty", {"samples": "policy", "advantages": "batch", "penalty": 0.05}),
     ]
 
 
@@ -54,8 +55,8 @@ def test_training_together_equals_one_run_at_a_time():
         ("adpo-ema", {"beta": 1.0, "tau": 1.0, "decay": 0.9}),
         ("adpo-refresh", {"beta": 1.0, "tau": 1.0, "every": 2}),
         ("adpo-guarded", {"beta": 1.0, "tau_max": 4.0}),
-        ("adpo-natural", {"tau": 4.0, "max_kl": 0.01, "every": 2}),
-        ("trpo", {"samples": "policy", "max_kl": 0.01}),
+        ("adpo-natural", {"target": "ranking", "tau": 4.0, "every": 2}),
+        ("trpo", {"samples": "policy", "advantages": "group", "max_kl": 0.01}),
     ],
 )
 def test_a_run_does_not_depend_on_its_neighbours(name, settings):
@@ -177,3 +178,46 @@ def test_with_half_the_lists_flipped_nothing_can_be_learnt():
     for name, measures in found.items():
         gap = interval((measures.sampled - measures.worst).tolist(), level=0.999)
         assert gap.low <= 0 <= gap.high, name
+
+
+def test_methods_odd_in_the_reward_stay_at_the_reference_when_half_the_lists_are_flipped():
+    """Every gradient meets its opposite as often: the reference is where they are at rest."""
+    protocol = replace(Protocol(), iterations=30, test_contexts=500, held_out_lists=200)
+    odd = [
+        make("adpo-pairwise", {"beta": 1.0, "tau": 1.0}),
+        make("grpo", {"samples": "policy", "clip": 0.2}),
+        make("ppo-clip", {"samples": "policy", "clip": 0.2}),
+        make("kl-penalty", {"samples": "policy", "advantages": "batch", "penalty": 0.2}),
+    ]
+    reference, found = final(UNLEARNABLE, odd, range(8), protocol)
+    assert (reference.sampled - reference.worst).mean() > 0.01  # it does know something
+    for name, measures in found.items():
+        for mine, theirs in ((measures.sampled, reference.sampled), (measures.worst, reference.worst)):
+            change = interval((mine - theirs).tolist(), level=0.999)
+            assert change.low <= 0 <= change.high, name
+            assert abs(change.mean) < 0.02, name
+
+
+def test_objectives_that_differ_in_tau_alone_share_a_call():
+    """The same losses as one call each."""
+    losses = [Groupwise(Objective(plackett_luce(), tau=tau)) for tau in (0.5, 2.0)]
+    assert losses[0].kin == losses[1].kin != Groupwise(Objective(top1())).kin
+    generator = torch.Generator().manual_seed(0)
+
+    def batch(anchored):
+        tables = [torch.randn(3, 4, 10, generator=generator).log_softmax(-1) for _ in range(3)]
+        items = torch.rand(3, 4, 10, generator=generator).argsort(-1)[..., :6]
+        rewards = torch.randn(3, 4, 6, generator=generator)
+        return Batch(tables[0], tables[0], tables[1] if anchored else None, tables[2], items, rewards)
+
+    batches = [batch(True), batch(False)]
+    for alone, shared, mine in zip(losses, together(losses, batches), batches, strict=True):
+        torch.testing.assert_close(alone(mine), shared)
+        anchor = None if mine.log_anchor is None else mine.of(mine.log_anchor)
+        for replica in range(3):
+            expected = alone.objective.loss(
+                mine.of(mine.log_policy)[replica],
+                None if anchor is None else anchor[replica],
+                rewards=mine.rewards[replica],
+            )
+            torch.testing.assert_close(shared[replica], expected)

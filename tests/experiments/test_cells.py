@@ -1,6 +1,13 @@
 """Jobs that can be stopped at any moment: cells on disk, resume, refusals."""
 
+import contextlib
 import json
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -73,3 +80,79 @@ def test_what_cannot_be_continued_is_refused_and_left_alone(tmp_path, case):
 def test_results_are_plain_json(tmp_path):
     run(tmp_path, [])
     assert json.loads((tmp_path / "cells" / "one.json").read_text()) == {"result": {"name": "one", "value": 1.0}}
+
+
+def square(number, pause=0.0):
+    time.sleep(pause)
+    if number < 0:
+        raise ValueError("no negative numbers")
+    return number**2
+
+
+def numbered(numbers, pause=0.0):
+    return [Cell(f"cell-{n}", partial(square, n, pause), weight=n) for n in numbers]
+
+
+def test_workers_give_the_same_results_as_one_process(tmp_path):
+    heard = []
+    job = Job(tmp_path / "many", {}, resume=False)
+    many = job.run(numbered(range(5)), lambda cell, found: heard.append((cell.name, found)), workers=2)
+    alone = Job(tmp_path / "one", {}, resume=False).run(numbered(range(5)), lambda *_: None)
+    assert many == alone == {f"cell-{n}": n * n for n in range(5)}
+    assert list(many) == list(alone)
+    assert sorted(heard) == [(f"cell-{n}", False) for n in range(5)]
+
+
+def test_a_failure_in_a_worker_is_the_callers_and_finished_cells_stay(tmp_path):
+    with pytest.raises(ValueError, match="no negative numbers"):
+        Job(tmp_path, {}, resume=False).run(numbered([3, 2, -1], pause=0.1), lambda *_: None, workers=2)
+    assert (tmp_path / "cells" / "cell-3.json").exists()
+    assert not (tmp_path / "cells" / "cell--1.json").exists()
+
+
+PARENT = """
+import sys
+sys.path.insert(0, {tests!r})
+from pathlib import Path
+from test_cells import Job, numbered
+if __name__ == "__main__":
+    Job(Path({folder!r}), {{}}, resume=False).run(numbered([1, 2, 3, 4], pause=2), lambda *_: None, workers=2)
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_a_killed_job_leaves_no_worker_behind_and_can_be_resumed(tmp_path, how):
+    folder, script = tmp_path / "job", tmp_path / "parent.py"
+    script.write_text(PARENT.format(tests=str(Path(__file__).parent), folder=str(folder)))
+    process = subprocess.Popen([sys.executable, str(script)], start_new_session=True, stderr=subprocess.DEVNULL)
+    until(lambda: (folder / "cells").is_dir() and any((folder / "cells").iterdir()))
+    assert len(family(process.pid)) >= 3  # itself and two workers
+    process.send_signal(how)
+    process.wait(timeout=60)
+    until(lambda: not family(process.pid))
+    done = {path.stem for path in (folder / "cells").glob("*.json")}
+    assert 1 <= len(done) < 4
+    heard = {}
+    resumed = Job(folder, {}, resume=True).run(
+        numbered([1, 2, 3, 4]), lambda c, found: heard.update({c.name: found})
+    )
+    assert resumed == {f"cell-{n}": n * n for n in (1, 2, 3, 4)}
+    assert {name for name, found in heard.items() if found} == done
+
+
+def until(condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def family(session):
+    """Processes of a session that still run."""
+    alive = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it may end while we look
+            state, _, _, its_session = stat.read_text().rpartition(")")[2].split()[:4]
+            if int(its_session) == session and state != "Z":
+                alive.append(stat.parent.name)
+    return alive

@@ -300,6 +300,6 @@ def test_silent_groups_beside_others_make_no_nan_on_the_way(target, divergence):
         "teacher_logp": torch.zeros(2, 3),
         "q": torch.full((2, 3), 1 / 3),
     }
-    with torch.autograd.detect_anomaly():
+    with torch.autograd.set_detect_anomaly(True):
         adpo.Objective(target, divergence).loss(leaf, None, mask=mask, **signals).backward()
     assert torch.all(leaf.grad[1] == 0)

@@ -2,16 +2,22 @@
 stopped at any moment and resumed.
 
 A cell is a name and a function that returns something JSON can hold. Finished cells are files under ``cells/``
-of the output folder, written under a temporary name and renamed. The results depend on the cells alone; wall-
-clock figures are kept apart.
+of the output folder, written under a temporary name and renamed. Cells may be computed side by side in worker
+processes; the results depend on the cells alone, wall-clock figures are kept apart.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import multiprocessing
+import os
+import signal
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,10 +25,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Cell:
-    """A piece of work with a name that is unique in its job."""
+    """A piece of work with a name that is unique in its job; for worker processes it must pickle."""
 
     name: str
     compute: Callable[[], Any]
+    weight: float = 1.0  # its share of the job's work, for the progress bar and the order
 
 
 class Job:
@@ -49,25 +56,86 @@ class Job:
         self.cells.mkdir(parents=True, exist_ok=True)
         write_json(marker, {"fingerprint": self.fingerprint, "description": description})
 
-    def run(self, cells: Sequence[Cell], on_cell: Callable[[Cell, bool], None]) -> dict[str, Any]:
-        """Every cell's result by name; ``on_cell`` hears of each, and whether it was there already."""
-        results = {}
+    def run(
+        self,
+        cells: Sequence[Cell],
+        on_cell: Callable[[Cell, bool], None],
+        workers: int = 1,
+        prepare: Callable[[], None] | None = None,
+    ) -> dict[str, Any]:
+        """Every cell's result by name; ``on_cell`` hears of each, and whether it was there already.
+
+        ``prepare`` is called once in every process that computes cells.
+        """
+        missing = []
         for cell in cells:
-            path = self.cells / f"{cell.name}.json"
-            found = path.exists()
-            if not found:
-                started = time.perf_counter()
-                result = cell.compute()
-                write_json(path, {"result": result})
-                self._note_time(cell.name, time.perf_counter() - started)
-            results[cell.name] = read_json(path)["result"]
-            on_cell(cell, found)
-        return results
+            if self._path(cell).exists():
+                read_json(self._path(cell))
+                on_cell(cell, True)
+            else:
+                missing.append(cell)
+        compute = _here if workers == 1 or len(missing) < 2 else _side_by_side
+        for cell, result, seconds in compute(missing, min(workers, len(missing)), prepare):
+            write_json(self._path(cell), {"result": result})
+            self._note_time(cell.name, seconds)
+            on_cell(cell, False)
+        return {cell.name: read_json(self._path(cell))["result"] for cell in cells}
+
+    def _path(self, cell: Cell) -> Path:
+        return self.cells / f"{cell.name}.json"
 
     def _note_time(self, name: str, seconds: float) -> None:
         path = self.folder / "timing.json"
         timing = read_json(path) if path.exists() else {}
         write_json(path, {**timing, name: round(seconds, 3)})
+
+
+Computed = Iterator[tuple[Cell, Any, float]]
+"""Cells as they end, with result and seconds."""
+
+
+def _here(cells: Sequence[Cell], _: int, prepare: Callable[[], None] | None) -> Computed:
+    if prepare is not None:
+        prepare()
+    for cell in cells:
+        yield cell, *_timed(cell.compute)
+
+
+def _side_by_side(cells: Sequence[Cell], workers: int, prepare: Callable[[], None] | None) -> Computed:
+    """Heaviest first; when anything goes wrong or the user interrupts, no worker is left running."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, context, _start_worker, (prepare,)) as pool:
+        heaviest_first = sorted(cells, key=lambda cell: -cell.weight)
+        futures = {pool.submit(_timed, cell.compute): cell for cell in heaviest_first}
+        try:
+            for future in as_completed(futures):
+                yield futures[future], *future.result()
+        except BaseException as error:
+            for process in multiprocessing.active_children():
+                process.terminate()
+            pool.shutdown(cancel_futures=True)
+            if isinstance(error, BrokenProcessPool):
+                raise ValueError("a worker process was killed; memory? go on with --resume --workers 1") from None
+            raise
+
+
+def _start_worker(prepare: Callable[[], None] | None) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    if prepare is not None:
+        prepare()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _timed(compute: Callable[[], Any]) -> tuple[Any, float]:
+    started = time.perf_counter()
+    return compute(), time.perf_counter() - started
 
 
 def write_json(path: Path, content: Any) -> None:

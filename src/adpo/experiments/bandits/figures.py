@@ -46,14 +46,14 @@ def robustness(summary: dict[str, Any], folder: Path) -> None:
     save(figure, folder, "robustness")
 
 
-def capacity(results: dict[str, Records], folder: Path) -> None:
+def capacity(results: dict[int, Records], folder: Path) -> None:
     """Figure 2(b): WinMass against the width of the policy, for both readings of heavy noise."""
     names = scenarios_in(next(iter(results.values())))
-    widths = sorted(int(width) for width in results)
+    widths = sorted(results)
     figure, axes = plt.subplots(1, len(names), figsize=(6 * len(names), 4.5), sharey=True, squeeze=False)
     for axis, scenario in zip(axes[0], names, strict=True):
         for i, method in enumerate(methods_in(next(iter(results.values())))):
-            runs = [results[str(width)] for width in widths]
+            runs = [results[width] for width in widths]
             found = [interval(final_values(records, scenario, method, "sampled")) for records in runs]
             _points(axis, widths, found, method, i)
         axis.set_xscale("log", base=2)

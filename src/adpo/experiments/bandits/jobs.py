@@ -10,18 +10,25 @@ from importlib import resources
 from typing import Any
 
 from adpo.experiments.bandits.measure import Exam, Measures
-from adpo.experiments.bandits.methods import GRID, Method, grid, make
+from adpo.experiments.bandits.methods import GRID, grid, make
 from adpo.experiments.bandits.protocol import SCENARIOS, Protocol, Scenario
 from adpo.experiments.bandits.train import Training, train
 from adpo.experiments.bandits.world import Replica
 from adpo.experiments.cells import Cell
 
+Spec = tuple[str, dict[str, Any]]
+"""A method by name and settings: what a cell is told, and can be sent to another process."""
+
 TUNING_SEEDS = range(1000, 1004)
 TUNING_SCENARIOS = (
-    Scenario("gaussian", "tuning", noise=0.75, outliers=0.075),
-    Scenario("shift", "tuning", noise=0.5, shift=1.5, scale=0.8),
-    Scenario("flips", "tuning", noise=0.5, flips=0.15),
-    Scenario("cauchy", "tuning", cauchy=0.5),
+    Scenario("gaussian", "mild", noise=0.75, outliers=0.075),
+    Scenario("gaussian", "harsh", noise=1.5, outliers=0.15),
+    Scenario("shift", "mild", noise=0.5, shift=1.5, scale=0.8),
+    Scenario("shift", "harsh", noise=0.5, shift=2.5, scale=0.65),
+    Scenario("flips", "mild", noise=0.5, flips=0.15),
+    Scenario("flips", "harsh", noise=0.5, flips=0.25),
+    Scenario("cauchy", "mild", cauchy=0.5),
+    Scenario("cauchy", "harsh", cauchy=1.1),
 )
 """Between the reported levels, in worlds that are not reported."""
 
@@ -33,15 +40,16 @@ def tuned() -> dict[str, dict[str, Any]]:
     return settings
 
 
-def tuned_methods(names: Sequence[str] | None = None) -> list[Method]:
+def tuned_specs(names: Sequence[str] | None = None) -> list[Spec]:
     chosen = tuned()
-    return [make(name, chosen[name]) for name in (names or chosen)]
+    return [(name, chosen[name]) for name in (names or chosen)]
 
 
 def runs(
-    protocol: Protocol, scenarios: Sequence[Scenario], methods: Sequence[Method], seeds: Sequence[int]
+    protocol: Protocol, scenarios: Sequence[Scenario], specs: Sequence[Spec], seeds: Sequence[int]
 ) -> list[dict[str, Any]]:
     """Train all methods on all seeds of the scenarios; one record per run, and the reference as a method."""
+    methods = [make(name, settings) for name, settings in specs]
     replicas = [Replica(scenario, seed) for scenario in scenarios for seed in seeds]
     points: list[tuple[int, list[Measures]]] = []
     exams: list[Exam] = []
@@ -74,25 +82,35 @@ def _numbers(measures: Measures, i: int) -> dict[str, float]:
     return {name: round(float(values[i]), 6) for name, values in measures._asdict().items()}
 
 
+def cell(
+    name: str, protocol: Protocol, scenarios: Sequence[Scenario], specs: Sequence[Spec], seeds: Sequence[int]
+) -> Cell:
+    runs_in_all = len(scenarios) * len(specs) * len(seeds)
+    weight = runs_in_all * protocol.iterations * protocol.contexts * (protocol.hidden + 100)
+    return Cell(name, partial(runs, protocol, scenarios, specs, seeds), weight)
+
+
 def main_cells(protocol: Protocol, seeds: Sequence[int], scenarios: Sequence[Scenario] = SCENARIOS) -> list[Cell]:
-    """Every method in every scenario, one corruption at a time."""
-    methods = tuned_methods()
-    kinds = dict.fromkeys(scenario.corruption for scenario in scenarios)
-    return [
-        Cell(
-            f"main-{kind}", partial(runs, protocol, [s for s in scenarios if s.corruption == kind], methods, seeds)
-        )
-        for kind in kinds
-    ]
+    """Every method, one scenario at a time."""
+    return [cell(f"main-{scenario.name}", protocol, [scenario], tuned_specs(), seeds) for scenario in scenarios]
+
+
+WIDTHS = (64, 128, 256)
 
 
 def capacity_cells(protocol: Protocol, seeds: Sequence[int]) -> list[Cell]:
     """Both readings of the paper's "Heavy Noise-Medium" at three widths."""
     chosen = [s for s in SCENARIOS if s.level == "medium" and s.corruption in ("gaussian", "cauchy")]
-    methods = tuned_methods()
     return [
-        Cell(f"capacity-{hidden}", partial(runs, replace(protocol, hidden=hidden), chosen, methods, seeds))
-        for hidden in (64, 128, 256)
+        cell(
+            f"capacity-{hidden}-{scenario.name}",
+            replace(protocol, hidden=hidden),
+            [scenario],
+            tuned_specs(),
+            seeds,
+        )
+        for hidden in WIDTHS
+        for scenario in chosen
     ]
 
 
@@ -102,37 +120,40 @@ SENSITIVITY = {"tau": [0.5, 1.0, 2.0, 4.0, 8.0, 16.0], "beta": [0.25, 0.5, 1.0, 
 def sensitivity_cells(protocol: Protocol, seeds: Sequence[int]) -> list[Cell]:
     """ADPO listwise over tau and beta, medium Gaussian noise."""
     scenario = next(s for s in SCENARIOS if s.name == "gaussian-medium")
-    methods = [make("adpo-kde", {"beta": b, "tau": t}) for t in SENSITIVITY["tau"] for b in SENSITIVITY["beta"]]
-    return [Cell("sensitivity", partial(runs, protocol, [scenario], methods, seeds))]
+    specs = [("adpo-kde", {"beta": b, "tau": t}) for b in SENSITIVITY["beta"] for t in SENSITIVITY["tau"]]
+    return [cell("sensitivity", protocol, [scenario], specs, seeds)]
 
 
 def tuning_cells(protocol: Protocol) -> list[Cell]:
     """Every setting of every method's grid, on all tuning scenarios and seeds; one method at a time."""
+    seeds = list(TUNING_SEEDS)
     return [
-        Cell(
-            f"tuning-{name}",
-            partial(runs, protocol, TUNING_SCENARIOS, [make(name, s) for s in grid(name)], list(TUNING_SEEDS)),
-        )
-        for name in GRID
+        cell(f"tuning-{name}", protocol, TUNING_SCENARIOS, [(name, s) for s in grid(name)], seeds) for name in GRID
     ]
 
 
-def best_settings(results: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """For each method the setting with the highest sampled WinMass, mean over tuning scenarios and seeds."""
-    totals: dict[tuple[str, str], list[float]] = {}
+def best_settings(results: dict[str, Any]) -> tuple[dict[str, dict[str, Any]], dict[str, list[Any]]]:
+    """For each method the setting with the highest sampled WinMass, mean over tuning scenarios and seeds.
+
+    And all settings with their score, best first.
+    """
+    totals: dict[str, dict[str, list[float]]] = {}
     for records in results.values():
         for record in records:
             if record["method"] != "reference":
-                key = (record["method"], json.dumps(record["settings"], sort_keys=True))
-                totals.setdefault(key, []).append(record["curve"][-1]["sampled"])
-    best: dict[str, tuple[float, dict[str, Any]]] = {}
-    for (method, settings), values in totals.items():
-        score = sum(values) / len(values)
-        if method not in best or score > best[method][0]:
-            best[method] = (score, json.loads(settings))
-    return {method: settings for method, (_, settings) in best.items()}
+                settings = json.dumps(record["settings"], sort_keys=True)
+                scores = totals.setdefault(record["method"], {}).setdefault(settings, [])
+                scores.append(record["curve"][-1]["sampled"])
+    ranked = {
+        method: sorted(
+            ([round(sum(values) / len(values), 4), json.loads(key)] for key, values in settings.items()),
+            key=lambda scored: -scored[0],
+        )
+        for method, settings in totals.items()
+    }
+    return {method: scored[0][1] for method, scored in ranked.items()}, ranked
 
 
-def described(protocol: Protocol) -> dict[str, Any]:
+def described(protocol: Protocol, scenarios: Sequence[Scenario] = SCENARIOS) -> dict[str, Any]:
     """The protocol in full, for the results file."""
-    return {"protocol": asdict(protocol), "scenarios": [asdict(scenario) for scenario in SCENARIOS]}
+    return {"protocol": asdict(protocol), "scenarios": [asdict(scenario) for scenario in scenarios]}

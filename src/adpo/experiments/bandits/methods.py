@@ -8,15 +8,15 @@ runs are in `settings.json`, with the command that found them.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from adpo.core import presets
-from adpo.core.divergences import Divergence, cross_entropy
+from adpo.core.divergences import Divergence, alpha, cross_entropy, reverse_kl, wasserstein
 from adpo.core.objective import Objective
 from adpo.core.ranking import plackett_luce
 from adpo.core.targets import Target, boltzmann, bradley_terry, kde
@@ -45,6 +45,8 @@ Loss = Callable[[Batch], Tensor]
 """The mean loss of each run, ``[replicas]``."""
 
 AnchorRule = Literal["zero", "reference", "old", "ema", "refresh"]
+Source = Literal["lists", "policy"]
+Scope = Literal["batch", "group"]
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class Method:
     name: str
     loss: Loss
     settings: dict[str, Any] = field(default_factory=dict)
-    samples: Literal["lists", "policy"] = "lists"
+    samples: Source = "lists"
     anchor: AnchorRule = "reference"
     decay: float = 0.99  # of an averaged anchor
     every: int = 20  # iterations between refreshes of the anchor
@@ -62,23 +64,48 @@ class Method:
     region: TrustRegion | None = None  # natural-gradient steps instead of AdamW
 
 
-def groupwise(objective: Objective) -> Loss:
+@dataclass(frozen=True)
+class Groupwise:
     """An ADPO objective over the lists as groups."""
 
-    def loss(batch: Batch) -> Tensor:
-        replicas, contexts, listed = batch.items.shape
-        anchor = None if batch.log_anchor is None else batch.of(batch.log_anchor).reshape(-1, listed)
-        tau = None if batch.tau is None else batch.tau.repeat_interleave(contexts)
-        values = objective.loss(
-            batch.of(batch.log_policy).reshape(-1, listed),
-            anchor,
-            tau=tau,
-            reduction="none",
-            rewards=batch.rewards.reshape(-1, listed),
-        )
-        return values.view(replicas, contexts).mean(1)
+    objective: Objective
 
-    return loss
+    def __call__(self, batch: Batch) -> Tensor:
+        return together([self], [batch])[0]
+
+    @property
+    def kin(self) -> Objective:
+        """Equal for objectives that differ in tau alone."""
+        return replace(self.objective, tau=1.0)
+
+
+def together(losses: Sequence[Groupwise], batches: Sequence[Batch]) -> list[Tensor]:
+    """The losses of several methods of one kin, ``[replicas]`` each, in one call of their objective."""
+    contexts, listed = batches[0].items.shape[1:]
+
+    def rows(tables: Iterable[Tensor]) -> Tensor:
+        return torch.cat([table.reshape(-1, listed) for table in tables])
+
+    policies = [batch.of(batch.log_policy) for batch in batches]
+    anchors = [
+        torch.zeros_like(policy) if batch.log_anchor is None else batch.of(batch.log_anchor)
+        for policy, batch in zip(policies, batches, strict=True)
+    ]
+    taus = [
+        torch.full((len(batch.items),), loss.objective.tau, dtype=torch.float64)
+        if batch.tau is None
+        else batch.tau
+        for loss, batch in zip(losses, batches, strict=True)
+    ]
+    values = losses[0].objective.loss(
+        rows(policies),
+        rows(anchors),
+        tau=torch.cat(taus).repeat_interleave(contexts),
+        reduction="none",
+        rewards=rows(batch.rewards for batch in batches),
+    )
+    means = values.view(-1, contexts).mean(1)
+    return list(torch.split(means, [len(batch.items) for batch in batches]))
 
 
 def pairwise(objective: Objective, pairs: list[tuple[int, int]], soft: float | None = None) -> Loss:
@@ -100,9 +127,7 @@ def pairwise(objective: Objective, pairs: list[tuple[int, int]], soft: float | N
     return loss
 
 
-def policy_gradient(
-    clip: float | None, penalty: float, standardize: Literal["batch", "group"], listed_uniformly: bool
-) -> Loss:
+def policy_gradient(clip: float | None, penalty: float, standardize: Scope, listed_uniformly: bool) -> Loss:
     """Importance-weighted surrogate: clipped (PPO, GRPO), penalised by KL(policy || reference), or plain."""
 
     def loss(batch: Batch) -> Tensor:
@@ -136,26 +161,31 @@ ALL_PAIRS = list(itertools.combinations(range(6), 2))
 
 
 def _adpo(name: str, target: Target, tau: float, divergence: Divergence = cross_entropy, **rest: Any) -> Method:
-    return Method(name, groupwise(Objective(target, divergence, tau)), **rest)
+    return Method(name, Groupwise(Objective(target, divergence, tau)), **rest)
 
 
 def _policy_gradient(
-    name: str, samples: Literal["lists", "policy"], clip: float | None, penalty: float, **rest: Any
+    name: str, samples: Source, standardize: Scope, clip: float | None, penalty: float = 0.0, **rest: Any
 ) -> Method:
-    standardize: Literal["batch", "group"] = "group" if name == "grpo" else "batch"
-    return Method(
-        name,
-        policy_gradient(clip, penalty, standardize, samples == "lists"),
-        samples=samples,
-        anchor="zero",
-        **rest,
+    loss = policy_gradient(clip, penalty, standardize, samples == "lists")
+    return Method(name, loss, samples=samples, anchor="zero", **rest)
+
+
+def _natural(target: str, tau: float, every: int | None) -> Method:
+    anchor: AnchorRule = "reference" if every is None else "refresh"
+    return _adpo(
+        "adpo-natural", ORDINAL[target], tau, anchor=anchor, every=every or 1, region=TrustRegion(max_kl=0.01)
     )
 
 
+ORDINAL: dict[str, Target] = {"ranking": plackett_luce(), "top1": top1_target()}
+DIVERGENCES: dict[str, Divergence] = {
+    str(divergence): divergence for divergence in (cross_entropy, reverse_kl, alpha(0.5), wasserstein(1))
+}
 MAKERS: dict[str, Callable[..., Method]] = {
     "sft-best": lambda: Method("sft-best", best_observed, anchor="zero"),
     "dpo-hard": lambda beta: Method("dpo-hard", pairwise(presets.dpo(beta), DISJOINT)),
-    "dpo-soft": lambda beta: Method("dpo-soft", pairwise(presets.soft_dpo(beta), DISJOINT, soft=1.0)),
+    "dpo-soft": lambda beta, scale: Method("dpo-soft", pairwise(presets.soft_dpo(beta), DISJOINT, soft=scale)),
     "adpo-pairwise": lambda beta, tau: Method(
         "adpo-pairwise", pairwise(Objective(bradley_terry(), tau=tau), ALL_PAIRS, soft=beta)
     ),
@@ -167,34 +197,40 @@ MAKERS: dict[str, Callable[..., Method]] = {
     "adpo-ema": lambda beta, tau, decay: _adpo("adpo-ema", kde(beta), tau, anchor="ema", decay=decay),
     "adpo-refresh": lambda beta, tau, every: _adpo("adpo-refresh", kde(beta), tau, anchor="refresh", every=every),
     "adpo-guarded": lambda beta, tau_max: _adpo("adpo-guarded", kde(beta), 1.0, guarded=(0.25 * tau_max, tau_max)),
-    "adpo-natural": lambda tau, max_kl, every: _adpo(
-        "adpo-natural", plackett_luce(), tau, anchor="refresh", every=every, region=TrustRegion(max_kl)
+    "adpo-natural": _natural,
+    "adpo-divergence": lambda divergence, beta, tau: _adpo(divergence, kde(beta), tau, DIVERGENCES[divergence]),
+    "ppo-clip": lambda samples, clip: _policy_gradient("ppo-clip", samples, "batch", clip),
+    "grpo": lambda samples, clip: _policy_gradient("grpo", samples, "group", clip),
+    "kl-penalty": lambda samples, advantages, penalty: _policy_gradient(
+        "kl-penalty", samples, advantages, None, penalty
     ),
-    "ppo-clip": lambda samples, clip: _policy_gradient("ppo-clip", samples, clip, 0.0),
-    "grpo": lambda samples, clip: _policy_gradient("grpo", samples, clip, 0.0),
-    "kl-penalty": lambda samples, penalty: _policy_gradient("kl-penalty", samples, None, penalty),
-    "trpo": lambda samples, max_kl: _policy_gradient("trpo", samples, None, 0.0, region=TrustRegion(max_kl)),
+    "trpo": lambda samples, advantages, max_kl: _policy_gradient(
+        "trpo", samples, advantages, None, region=TrustRegion(max_kl)
+    ),
 }
 
-TEMPERATURES = [1.0, 4.0, 8.0, 16.0]
+BETAS = [0.25, 0.5, 1.0]
+TAUS = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0]
+PAIR_BETAS = [0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2]
+SEEN: list[Source] = ["policy", "lists"]
 GRID: dict[str, dict[str, list[Any]]] = {
     "sft-best": {},
-    "dpo-hard": {"beta": [0.03, 0.06, 0.12, 0.25, 0.5, 1.0]},
-    "dpo-soft": {"beta": [0.03, 0.06, 0.12, 0.25, 0.5, 1.0]},
-    "adpo-pairwise": {"beta": [0.5, 1.0, 2.0], "tau": TEMPERATURES},
-    "adpo-raw": {"beta": [0.5, 1.0, 2.0], "tau": TEMPERATURES},
-    "adpo-kde": {"beta": [0.5, 1.0, 2.0], "tau": TEMPERATURES},
-    "adpo-ranking": {"tau": [1.0, 2.0, 4.0, 8.0, 16.0]},
-    "adpo-top1": {"tau": [1.0, 2.0, 4.0, 8.0, 16.0]},
-    "adpo-on-policy": {"beta": [0.5, 1.0], "tau": [0.5, 1.0, 2.0, 4.0]},
-    "adpo-ema": {"beta": [0.5, 1.0], "tau": [1.0, 4.0], "decay": [0.99, 0.997]},
-    "adpo-refresh": {"beta": [0.5, 1.0], "tau": [1.0, 4.0], "every": [20, 50]},
-    "adpo-guarded": {"beta": [0.5, 1.0], "tau_max": [1.0, 4.0, 8.0, 16.0]},
-    "adpo-natural": {"tau": [2.0, 8.0], "max_kl": [0.003, 0.01], "every": [50, 1000]},
-    "ppo-clip": {"samples": ["policy", "lists"], "clip": [0.1, 0.2, 0.4]},
-    "grpo": {"samples": ["policy", "lists"], "clip": [0.1, 0.2, 0.4]},
-    "kl-penalty": {"samples": ["policy", "lists"], "penalty": [0.01, 0.05, 0.2]},
-    "trpo": {"samples": ["policy", "lists"], "max_kl": [0.003, 0.01, 0.03]},
+    "dpo-hard": {"beta": PAIR_BETAS},
+    "dpo-soft": {"beta": PAIR_BETAS[1:-1], "scale": [0.3, 1.0]},
+    "adpo-pairwise": {"beta": [0.3, 1.0], "tau": TAUS},
+    "adpo-raw": {"beta": BETAS, "tau": [1.0, 4.0, 8.0, 16.0]},
+    "adpo-kde": {"beta": BETAS, "tau": [1.0, 4.0, 8.0, 16.0]},
+    "adpo-ranking": {"tau": [0.5, *TAUS]},
+    "adpo-top1": {"tau": [0.5, *TAUS]},
+    "adpo-on-policy": {"beta": BETAS, "tau": [0.5, 1.0, 2.0, 4.0]},
+    "adpo-ema": {"beta": BETAS, "tau": [1.0, 4.0], "decay": [0.99, 0.997]},
+    "adpo-refresh": {"beta": BETAS, "tau": [1.0, 4.0], "every": [20, 50]},
+    "adpo-guarded": {"beta": BETAS, "tau_max": [1.0, 4.0, 8.0, 16.0]},
+    "adpo-natural": {"target": ["ranking", "top1"], "tau": [2.0, 8.0], "every": [20, 50, None]},
+    "ppo-clip": {"samples": SEEN, "clip": [0.1, 0.2, 0.3, 0.4, 0.6, 0.8]},
+    "grpo": {"samples": SEEN, "clip": [0.1, 0.2, 0.3, 0.4, 0.6, 0.8]},
+    "kl-penalty": {"samples": SEEN, "advantages": ["batch", "group"], "penalty": [0.01, 0.05, 0.2]},
+    "trpo": {"samples": SEEN, "advantages": ["batch", "group"], "max_kl": [0.003, 0.01, 0.03]},
 }
 
 

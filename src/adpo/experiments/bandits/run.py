@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from adpo.experiments.bandits import jobs, studies
 from adpo.experiments.bandits.methods import GRID
 from adpo.experiments.bandits.protocol import SCENARIOS, Protocol, Scenario
-from adpo.experiments.bandits.summary import METRICS, against_best, summarise, terminal_table
+from adpo.experiments.bandits.summary import METRICS, against_baselines, summarise, terminal_table, verdict_table
+from adpo.experiments.bandits.tables import joined, markdown, named
 from adpo.experiments.cells import Cell, Job, write_json
 from adpo.experiments.provenance import provenance
 
@@ -41,7 +44,7 @@ OURS = tuple(name for name in GRID if name.startswith("adpo"))
 BASELINES = tuple(name for name in GRID if not name.startswith("adpo"))
 
 
-def cells_of(preset: Preset, seeds: range) -> list[Cell]:
+def cells_of(preset: Preset, seeds: list[int]) -> list[Cell]:
     cells = jobs.main_cells(preset.protocol, seeds, preset.scenarios)
     if preset.studies:
         cells += jobs.capacity_cells(preset.protocol, seeds) + jobs.sensitivity_cells(preset.protocol, seeds)
@@ -50,55 +53,72 @@ def cells_of(preset: Preset, seeds: range) -> list[Cell]:
     return cells
 
 
-def reproduce(
-    name: str,
-    seeds: int | None,
-    out: Path,
-    resume: bool,
-    on_start: Callable[[int], None],
-    on_cell: Callable[[], None],
-) -> dict[str, Any]:
-    """Run the preset, write ``results.json`` and the figures, and return the results."""
+@dataclass(frozen=True)
+class Order:
+    """What the user asked for, beside the preset."""
+
+    out: Path
+    resume: bool = False
+    workers: int = 1
+    on_start: Callable[[float], None] = lambda _: None  # hears the work to be done
+    on_cell: Callable[[float], None] = lambda _: None  # and of every piece that is done
+
+    def carry_out(self, description: dict[str, Any], cells: list[Cell]) -> dict[str, Any]:
+        job = Job(self.out, description, self.resume)
+        self.on_start(sum(cell.weight for cell in cells))
+        # One thread each: small matrices gain nothing from more, and the results are those of any machine's
+        # number of cores.
+        prepare = partial(torch.set_num_threads, 1)
+        return job.run(cells, lambda cell, _: self.on_cell(cell.weight), self.workers, prepare)
+
+
+def reproduce(name: str, seeds: int | None, order: Order) -> dict[str, Any]:
+    """Run the preset, write ``results.json``, the tables and the figures, and return the results."""
     preset = PRESETS[name]
-    used = range(seeds or preset.seeds)
+    used = list(range(seeds or preset.seeds))
     description = {
         "experiment": "bandits",
         "preset": name,
-        "seeds": list(used),
+        "seeds": used,
         "settings": jobs.tuned(),
         **jobs.described(preset.protocol),
     }
-    job = Job(out, description, resume)
-    cells = cells_of(preset, used)
-    on_start(len(cells))
-    found = job.run(cells, lambda *_: on_cell())
-    main = [record for cell, records in found.items() if cell.startswith("main-") for record in records]
+    found = order.carry_out(description, cells_of(preset, used))
+    main = joined(found, "main-")
     results = {
         "description": description,
         "provenance": provenance(),
         "summary": summarise(main),
-        "against_best_baseline": {
-            metric: {ours: against_best(main, ours, BASELINES, metric) for ours in OURS} for metric in METRICS
+        "against_baselines": {
+            metric: {ours: against_baselines(main, ours, BASELINES, metric) for ours in OURS} for metric in METRICS
         },
         "cells": found,
     }
-    write_json(out / "results.json", results)
-    _figures(results, out)
+    write_json(order.out / "results.json", results)
+    (order.out / "tables.md").write_text(markdown(results))
+    _figures(results, order.out)
     return results
 
 
-def tune(out: Path, resume: bool, on_start: Callable[[int], None], on_cell: Callable[[], None]) -> Path:
+def tune(order: Order) -> Path:
     """The sweep that chose every method's hyper-parameters; writes ``settings.json``."""
     protocol = Protocol()
-    description = {"experiment": "bandits-tuning", "grid": GRID, **jobs.described(protocol)}
-    job = Job(out, description, resume)
-    cells = jobs.tuning_cells(protocol)
-    on_start(len(cells))
-    found = job.run(cells, lambda *_: on_cell())
-    path = out / "settings.json"
-    chosen = jobs.best_settings(found)
+    description = {
+        "experiment": "bandits-tuning",
+        "grid": GRID,
+        "seeds": list(jobs.TUNING_SEEDS),
+        **jobs.described(protocol, jobs.TUNING_SCENARIOS),
+    }
+    found = order.carry_out(description, jobs.tuning_cells(protocol))
+    chosen, scores = jobs.best_settings(found)
+    path = order.out / "settings.json"
     write_json(
-        path, {"command": "adpo reproduce bandits --tune", "settings": {name: chosen[name] for name in GRID}}
+        path,
+        {
+            "command": "adpo reproduce bandits --tune",
+            "settings": {name: chosen[name] for name in GRID},
+            "sampled_winmass": scores,
+        },
     )
     return path
 
@@ -107,14 +127,7 @@ def show(results: dict[str, Any], console: Console) -> None:
     """The tables, on the terminal."""
     for metric in METRICS:
         console.print(terminal_table(results["summary"], metric, f"WinMass, {metric} (mean over seeds)"))
-    verdicts = results["against_best_baseline"]["sampled"]
-    for ours, scenarios in verdicts.items():
-        above = sum(cell["difference"] - cell["half"] > 0 for cell in scenarios.values())
-        close = sum(cell["difference"] - cell["half"] > -0.02 for cell in scenarios.values())
-        console.print(
-            f"{ours}: (ours - best baseline), sampled, 95 % interval: above 0 in {above}, above -0.02 in {close}"
-            f" of {len(scenarios)} scenarios"
-        )
+        console.print(verdict_table(results["against_baselines"][metric], metric))
 
 
 def _figures(results: dict[str, Any], out: Path) -> None:
@@ -122,14 +135,9 @@ def _figures(results: dict[str, Any], out: Path) -> None:
 
     figures.robustness(results["summary"], out)
     cells = results["cells"]
-    if _named(cells, "capacity-"):
-        figures.capacity(_named(cells, "capacity-"), out)
     if "sensitivity" in cells:
+        figures.capacity({hidden: joined(cells, f"capacity-{hidden}-") for hidden in jobs.WIDTHS}, out)
         figures.sensitivity(cells["sensitivity"], out)
-        figures.popular(_named(cells, "popular-"), out)
-        figures.divergences(cells["divergences"], out)
-        figures.variance(_named(cells, "variance-"), out)
-
-
-def _named(cells: dict[str, Any], prefix: str) -> dict[str, Any]:
-    return {name.removeprefix(prefix): records for name, records in cells.items() if name.startswith(prefix)}
+        figures.popular(named(cells, "popular-"), out)
+        figures.divergences(joined(cells, "divergences-"), out)
+        figures.variance(named(cells, "variance-"), out)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -11,11 +11,16 @@ import torch
 from torch import Tensor
 
 from adpo.core import presets
-from adpo.core.divergences import alpha, cross_entropy, reverse_kl, wasserstein
-from adpo.core.objective import Objective
-from adpo.core.targets import kde
 from adpo.experiments.bandits import fleet, jobs
-from adpo.experiments.bandits.methods import Batch, Loss, Method, best_observed, groupwise, make, policy_gradient
+from adpo.experiments.bandits.methods import (
+    DIVERGENCES,
+    Batch,
+    Groupwise,
+    Loss,
+    best_observed,
+    make,
+    policy_gradient,
+)
 from adpo.experiments.bandits.protocol import SCENARIOS, Protocol
 from adpo.experiments.bandits.train import train
 from adpo.experiments.bandits.world import Replica, Worlds
@@ -27,17 +32,12 @@ COLLAPSED = 0.05
 
 def divergence_cells(protocol: Protocol, seeds: Sequence[int]) -> list[Cell]:
     """The same target, anchor and temperature under four divergences, medium noise of each kind."""
-    settings = jobs.tuned()["adpo-kde"]
-    methods = [
-        Method(
-            str(divergence),
-            groupwise(Objective(kde(settings["beta"]), divergence, settings["tau"])),
-            {"divergence": str(divergence), **settings},
-        )
-        for divergence in (cross_entropy, reverse_kl, alpha(0.5), wasserstein(1))
+    specs = [("adpo-divergence", {"divergence": d, **jobs.tuned()["adpo-kde"]}) for d in DIVERGENCES]
+    return [
+        jobs.cell(f"divergences-{scenario.name}", protocol, [scenario], specs, seeds)
+        for scenario in SCENARIOS
+        if scenario.level == "medium"
     ]
-    chosen = [scenario for scenario in SCENARIOS if scenario.level == "medium"]
-    return [Cell("divergences", partial(jobs.runs, protocol, chosen, methods, seeds))]
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,8 @@ def popular_but_wrong(setting: Popular, kind: str, mass: float, seeds: Sequence[
         "kd": _teacher_loss(torch.log_softmax(reference + truth / 0.5, 0)),
         "dpo-hard": make("dpo-hard", {"beta": 0.1}).loss,
         "ppo-clip": policy_gradient(0.2, 0.0, "batch", listed_uniformly=False),
-        "adpo-raw": groupwise(presets.listwise_raw(beta=0.5)),
-        "adpo-ranking": groupwise(presets.anchored_ranking()),
+        "adpo-raw": Groupwise(presets.listwise_raw(beta=0.5)),
+        "adpo-ranking": Groupwise(presets.anchored_ranking()),
     }
     records = []
     for name, loss in losses.items():
@@ -141,14 +141,14 @@ def variance_cells(protocol: Protocol, seeds: Sequence[int], samples: int = 200)
 def gradient_variance(protocol: Protocol, moment: str, seeds: Sequence[int], samples: int) -> list[dict[str, Any]]:
     """Trace of the gradient's covariance over resampled groups, raw and relative to the squared mean gradient."""
     scenario = next(s for s in SCENARIOS if s.name == "gaussian-medium")
-    short = Protocol(**{**protocol.__dict__, "iterations": protocol.iterations // 2})
+    short = replace(protocol, iterations=protocol.iterations // 2)
     records = []
     for seed in seeds:
         replicas = [Replica(scenario, seed)]
         if moment == "start":
             weights = reference = fleet.reference_weights(protocol, Worlds(protocol, replicas))
         else:
-            state = train(short, replicas, jobs.tuned_methods(["adpo-kde"]))
+            state = train(short, replicas, [make(*spec) for spec in jobs.tuned_specs(["adpo-kde"])])
             weights, reference = state.weights[0], state.reference
         worlds = Worlds(protocol, replicas)
         draws = [worlds.draw() for _ in range(samples)]
@@ -187,7 +187,7 @@ def _estimators(value: Tensor) -> dict[str, Loss]:
     def unanchored(batch: Batch) -> Tensor:
         return adpo(Batch(**{**batch.__dict__, "log_anchor": None}))
 
-    adpo = groupwise(presets.adpo(beta=1.0))
+    adpo = Groupwise(presets.adpo(beta=1.0))
     return {
         "reinforce": reinforce,
         "reinforce, value baseline": with_value,

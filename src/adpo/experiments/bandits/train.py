@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from adpo.core.objective import Objective
 from adpo.core.temperature import GuardedTau
 from adpo.experiments.bandits import fleet
 from adpo.experiments.bandits.fleet import Weights
-from adpo.experiments.bandits.methods import Batch, Method
+from adpo.experiments.bandits.methods import Batch, Groupwise, Method, together
 from adpo.experiments.bandits.natural import natural_step
 from adpo.experiments.bandits.protocol import Protocol
 from adpo.experiments.bandits.world import Draws, Replica, Worlds
@@ -45,6 +46,7 @@ def train(
     weights = [next(views) if m.region is None else [w.clone() for w in reference] for m in methods]
     state = Training(protocol, worlds, list(methods), reference, weights)
     runners = [_Runner(method, state, number) for number, method in enumerate(methods)]
+    first_order = [runner for runner in runners if runner.method.region is None]
     if observe:
         observe(0, state)
     for iteration in range(1, protocol.iterations + 1):
@@ -57,14 +59,10 @@ def train(
         for _ in range(protocol.inner_steps):
             if optimizer is not None:
                 log_policies = torch.split(fleet.log_policy(stack, many), count)
-                losses = [
-                    runner.loss(log_policy)
-                    for runner, log_policy in zip(
-                        (r for r in runners if r.method.region is None), log_policies, strict=True
-                    )
-                ]
+                for runner, log_policy in zip(first_order, log_policies, strict=True):
+                    runner.batch.log_policy = log_policy
                 optimizer.zero_grad()
-                torch.cat(losses).sum().backward()  # type: ignore[no-untyped-call]
+                _total_loss(first_order).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
             for runner in runners:
                 runner.after_step()
@@ -73,6 +71,21 @@ def train(
         if observe:
             observe(iteration, state)
     return state
+
+
+def _total_loss(runners: Sequence[_Runner]) -> Tensor:
+    """Summed over methods and replicas: no run sees another's gradient."""
+    kin: dict[Objective, list[_Runner]] = {}
+    losses = []
+    for runner in runners:
+        if isinstance(runner.method.loss, Groupwise):
+            kin.setdefault(runner.method.loss.kin, []).append(runner)
+        else:
+            losses.append(runner.method.loss(runner.batch))
+    for members in kin.values():
+        shared = [member.method.loss for member in members if isinstance(member.method.loss, Groupwise)]
+        losses += together(shared, [member.batch for member in members])
+    return torch.cat(losses).sum()
 
 
 class _Runner:
@@ -124,10 +137,6 @@ class _Runner:
         ]
         return torch.tensor([float(tau) for tau in taus], dtype=torch.float64)
 
-    def loss(self, log_policy: Tensor) -> Tensor:
-        self.batch.log_policy = log_policy
-        return self.method.loss(self.batch)
-
     def after_step(self) -> None:
         if self.method.anchor == "ema" and self.method.region is None:
             with torch.no_grad():
@@ -144,7 +153,8 @@ class _Runner:
                 shadow.copy_(weight)
 
     def _loss_at(self, weights: Weights) -> Tensor:
-        return self.loss(fleet.log_policy(weights, self.draws.contexts))
+        self.batch.log_policy = fleet.log_policy(weights, self.draws.contexts)
+        return self.method.loss(self.batch)
 
     def _kl_at(self, weights: Weights) -> Tensor:
         log_old = self.batch.log_old
