@@ -31,6 +31,7 @@ class BanditPreset(StrEnum):
     """How much of the bandit experiment to run."""
 
     smoke = "smoke"
+    scenarios = "scenarios"
     paper = "paper"
 
 
@@ -88,7 +89,10 @@ def _reproduce() -> None:
 
 @reproduce.command()
 def bandits(
-    preset: Annotated[BanditPreset, typer.Option(help="smoke: a minute; paper: everything.")] = BanditPreset.smoke,
+    preset: Annotated[
+        BanditPreset,
+        typer.Option(help="smoke: a minute; scenarios: the twelve, 30 seeds; paper: every study, 10 seeds."),
+    ] = BanditPreset.smoke,
     seeds: Annotated[int | None, typer.Option(min=2, help="Instead of the preset's number of seeds.")] = None,
     out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("runs/bandits"),
     resume: Annotated[bool, typer.Option("--resume", help="Go on where an earlier run in --out stopped.")] = False,

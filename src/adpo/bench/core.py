@@ -141,10 +141,12 @@ def run(sizes: tuple[tuple[int, int], ...] = SIZES) -> None:
     console = Console(width=110)
     console.print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, float64; ours against K x K")
     table = Table("target", "groups x K", "ours", "K x K", "speed-up", "memory", "K x K", "ratio")
-    cells = [(name, case, *size) for name, case in CASES.items() for size in sizes]
+    cells = dict.fromkeys(
+        (name, groups, 2 if name == "bradley_terry" else k) for name in CASES for groups, k in sizes
+    )
     with console.status("") as status:
-        for name, case, groups, width in cells:
-            k = 2 if name == "bradley_terry" else width
+        for name, groups, k in dict.fromkeys(cells):
+            case = CASES[name]
             status.update(f"{name}, {groups} x {k}")
             torch.manual_seed(0)
             signals = case.signals(groups, k)

@@ -18,7 +18,6 @@ def provenance() -> dict[str, str]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "machine": platform.machine(),
-        "threads": str(torch.get_num_threads()),
         "commit": _commit(),
     }
 

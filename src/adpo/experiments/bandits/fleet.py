@@ -54,7 +54,7 @@ def part(weights: Weights, number: int, replicas: int) -> Weights:
 
 
 def adamw(weights: Weights, protocol: Protocol) -> torch.optim.AdamW:
-    return torch.optim.AdamW(weights, lr=protocol.learning_rate, weight_decay=protocol.weight_decay)
+    return torch.optim.AdamW(weights, lr=protocol.learning_rate, weight_decay=protocol.weight_decay, fused=True)
 
 
 def reference_weights(protocol: Protocol, worlds: Worlds) -> Weights:

@@ -37,6 +37,7 @@ PRESETS = {
         scenarios=tuple(s for s in SCENARIOS if s.level == "medium"),
         studies=False,
     ),
+    "scenarios": Preset(Protocol(), seeds=30, scenarios=SCENARIOS, studies=False),
     "paper": Preset(Protocol(), seeds=10, scenarios=SCENARIOS, studies=True),
 }
 
