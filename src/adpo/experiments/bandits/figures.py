@@ -29,21 +29,30 @@ def save(figure: Figure, folder: Path, name: str) -> None:
 
 def robustness(summary: dict[str, Any], folder: Path) -> None:
     """Figure 2(a): WinMass of every method in every scenario, with 95 % intervals."""
-    figure, axes = plt.subplots(2, 1, figsize=(13, 9), sharex=True)
-    for axis, metric in zip(axes, ("sampled", "greedy"), strict=True):
-        rows = summary[metric]
-        columns = [name for name in next(iter(rows.values())) if name != "all"]
-        width = 0.8 / len(rows)
-        for i, (method, cells) in enumerate(rows.items()):
-            places = [c + (i - len(rows) / 2) * width for c in range(len(columns))]
-            means, halves = zip(*(cells[c] for c in columns), strict=True)
-            colour = plt.get_cmap("tab20")(i % 20)
-            axis.bar(places, means, width, yerr=halves, label=method, color=colour, error_kw={"lw": 0.6})
-        axis.set_ylabel(f"WinMass, {metric}")
-        axis.grid(axis="y", alpha=0.3)
-        axis.set_xticks(range(len(columns)), columns, rotation=30, ha="right")
-    axes[0].legend(ncols=6, fontsize=7, loc="upper center", bbox_to_anchor=(0.5, 1.25))
+    columns = [name for name in next(iter(summary["sampled"].values())) if name != "all"]
+    kinds = list(dict.fromkeys(name.split("-")[0] for name in columns))
+    figure, axes = plt.subplots(
+        2, len(kinds), figsize=(4 * len(kinds), 9), sharex="col", sharey="row", squeeze=False
+    )
+    for row, metric in zip(axes, ("sampled", "greedy"), strict=True):
+        for axis, kind in zip(row, kinds, strict=True):
+            names = [name for name in columns if name.startswith(f"{kind}-")]
+            for i, (method, cells) in enumerate(summary[metric].items()):
+                places = [x + (i - len(summary[metric]) / 2) * 0.025 for x in range(len(names))]
+                _points(axis, places, [Interval(*cells[name]) for name in names], method, i, **_style(method))
+            axis.set_xticks(range(len(names)), [name.split("-")[1] for name in names])
+            axis.set_title(f"{kind}, {metric}")
+        row[0].set_ylabel(f"WinMass, {metric}")
+    figure.legend(*axes[0][0].get_legend_handles_labels(), ncols=6, fontsize=8, loc="lower center")
+    figure.tight_layout(rect=(0, 0.07, 1, 1))
     save(figure, folder, "robustness")
+
+
+def _style(method: str) -> dict[str, Any]:
+    """Our methods in full lines, baselines dashed; the two that lead stand out."""
+    line = "-" if method.startswith("adpo") else ":" if method == "reference" else "--"
+    colour = {"adpo-natural": "black", "trpo": "crimson"}.get(method)
+    return {"line": line, "width": 2.5 if colour else 1.0, "colour": colour}
 
 
 def capacity(results: dict[int, Records], folder: Path) -> None:
@@ -55,7 +64,7 @@ def capacity(results: dict[int, Records], folder: Path) -> None:
         for i, method in enumerate(methods_in(next(iter(results.values())))):
             runs = [results[width] for width in widths]
             found = [interval(final_values(records, scenario, method, "sampled")) for records in runs]
-            _points(axis, widths, found, method, i)
+            _points(axis, widths, found, method, i, **_style(method))
         axis.set_xscale("log", base=2)
         axis.set_xticks(widths, [str(w) for w in widths])
         axis.set_xlabel("hidden units")
@@ -121,10 +130,19 @@ def variance(results: dict[str, Records], folder: Path) -> None:
     save(figure, folder, "variance")
 
 
-def _points(axis: Axes, x: list[Any], found: list[Interval], label: str, i: int, line: str = "-") -> None:
-    colour = plt.get_cmap("tab20")(i % 20)
+def _points(
+    axis: Axes,
+    x: list[Any],
+    found: list[Interval],
+    label: str,
+    i: int,
+    line: str = "-",
+    width: float = 1.5,
+    colour: str | None = None,
+) -> None:
     means, halves = [f.mean for f in found], [f.half for f in found]
-    axis.errorbar(x, means, halves, label=label, color=colour, capsize=2, marker="o", linestyle=line)
+    shade = colour or plt.get_cmap("tab20")(i % 20)
+    axis.errorbar(x, means, halves, label=label, color=shade, capsize=2, marker="o", ms=4, ls=line, lw=width)
     axis.grid(visible=True, alpha=0.3)
 
 

@@ -42,7 +42,7 @@ def tuned() -> dict[str, dict[str, Any]]:
 
 def tuned_specs(names: Sequence[str] | None = None) -> list[Spec]:
     chosen = tuned()
-    return [(name, chosen[name]) for name in (names or chosen)]
+    return [(name, chosen[name]) for name in (names or GRID)]
 
 
 def runs(

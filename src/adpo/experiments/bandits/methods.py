@@ -226,7 +226,7 @@ GRID: dict[str, dict[str, list[Any]]] = {
     "adpo-ema": {"beta": BETAS, "tau": [1.0, 4.0], "decay": [0.99, 0.997]},
     "adpo-refresh": {"beta": BETAS, "tau": [1.0, 4.0], "every": [20, 50]},
     "adpo-guarded": {"beta": BETAS, "tau_max": [1.0, 4.0, 8.0, 16.0]},
-    "adpo-natural": {"target": ["ranking", "top1"], "tau": [2.0, 8.0], "every": [20, 50, None]},
+    "adpo-natural": {"target": ["ranking", "top1"], "tau": [2.0, 4.0], "every": [30, 50, None]},
     "ppo-clip": {"samples": SEEN, "clip": [0.1, 0.2, 0.3, 0.4, 0.6, 0.8]},
     "grpo": {"samples": SEEN, "clip": [0.1, 0.2, 0.3, 0.4, 0.6, 0.8]},
     "kl-penalty": {"samples": SEEN, "advantages": ["batch", "group"], "penalty": [0.01, 0.05, 0.2]},
