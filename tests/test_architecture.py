@@ -56,6 +56,7 @@ MAY_IMPORT = {
         "__init__",
         "__version__",
     },
+    "integrations": {"core", "anchors", "exact", "integrations", "__init__"},
     "bench": {"core", "bench", "__init__"},
     "cli": {"core", "experiments", "__init__"},
 }
@@ -66,6 +67,8 @@ MAY_USE = {  # besides torch: few, named files
     "experiments/bandits/figures.py": {"matplotlib"},
     "experiments/bandits/summary.py": {"rich"},
     "experiments/bandits/run.py": {"rich"},
+    "integrations/trl/config.py": {"trl"},
+    "integrations/trl/online.py": {"accelerate", "transformers", "trl"},
 }
 
 
@@ -106,6 +109,8 @@ def test_import_adpo_costs_less_than_a_third_of_a_second():
     "name", ["adpo", *(m.name for m in pkgutil.walk_packages(adpo.__path__, "adpo.") if "__main__" not in m.name)]
 )
 def test_docstring_examples_run(name):
+    if name.startswith("adpo.integrations.trl"):
+        pytest.importorskip("trl")
     results = doctest.testmod(importlib.import_module(name))
     assert results.failed == 0
 

@@ -105,6 +105,43 @@ def backward(
     return GroupGradient(loss, diagnostics, c, logp, 0 if at_anchor else len(rows), rows_trained)
 
 
+class RowCoefficients(NamedTuple):
+    """``rows`` are this rank's, loss and diagnostics are over the groups of all ranks."""
+
+    loss: Tensor
+    diagnostics: Diagnostics
+    coefficients: Tensor  # [rows], float64, dloss/dlogp; exactly zero in a group without gradient
+
+
+def coefficients(
+    objective: Objective,
+    logp: Tensor,
+    group_ids: Tensor,
+    anchor_logp: Tensor | None,
+    *,
+    tau: float | Tensor | None = None,
+    process_group: dist.ProcessGroup | None = None,
+    **signals: Tensor | None,
+) -> RowCoefficients:
+    """What `backward` multiplies log-probabilities with, for trainers that own their backward pass.
+
+    Everything is flat, ``[rows]``, as for `backward`; the mean is over the groups of all ranks. Back-propagating
+    ``sum c * logp`` over all rows, in any pieces, gives the gradient of the whole-group loss.
+
+    >>> import adpo
+    >>> zero = torch.zeros(4)
+    >>> ids, rewards = torch.tensor([1, 0, 1, 0]), torch.tensor([1.0, 0.0, 0.0, 0.0])
+    >>> adpo.exact.coefficients(adpo.presets.top1(), zero, ids, zero, rewards=rewards).coefficients.tolist()
+    [-0.25, 0.0, 0.25, 0.0]
+    """
+    ranks = _Ranks(process_group)
+    groups = _Groups.of(objective, group_ids, anchor_logp, tau, signals, ranks)
+    rows = torch.arange(len(group_ids), device=group_ids.device)
+    values = groups.checked(logp, rows)
+    loss, diagnostics = groups.summary(values, ranks)
+    return RowCoefficients(loss, diagnostics, groups.coefficients(rows, values, ranks))
+
+
 @dataclass(frozen=True)
 class _Groups:
     """The flat rows of this rank, and the objective over any set of them that holds its groups whole."""

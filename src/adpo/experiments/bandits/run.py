@@ -117,14 +117,14 @@ def tune(order: Order) -> Path:
     found = order.carry_out(description, jobs.tuning_cells(protocol))
     chosen, scores = jobs.best_settings(found)
     path = order.out / "settings.json"
-    command = json.dumps("adpo reproduce bandits --tune")
     settings = ",\n".join(f"  {json.dumps(name)}: {json.dumps(chosen[name])}" for name in GRID)
     tried = ",\n".join(
         f"  {json.dumps(name)}: [\n" + ",\n".join(f"   {json.dumps(scored)}" for scored in scores[name]) + "\n  ]"
         for name in GRID
     )
     path.write_text(
-        f'{{\n "command": {command},\n "settings": {{\n{settings}\n }},\n "sampled_winmass": {{\n{tried}\n }}\n}}\n'
+        '{\n "command": "adpo reproduce bandits --tune",\n'
+        f' "settings": {{\n{settings}\n }},\n "sampled_winmass": {{\n{tried}\n }}\n}}\n'
     )
     return path
 

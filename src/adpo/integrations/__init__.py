@@ -1,0 +1,1 @@
+"""Other libraries, with the objective of the core."""

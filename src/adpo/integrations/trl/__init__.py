@@ -1,0 +1,6 @@
+"""TRL: online training on verifiable rewards (`ADPOTrainer`, `ADPOConfig`)."""
+
+from adpo.integrations.trl.config import ADPOConfig
+from adpo.integrations.trl.online import ADPOTrainer
+
+__all__ = ["ADPOConfig", "ADPOTrainer"]

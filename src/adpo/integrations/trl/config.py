@@ -1,0 +1,141 @@
+"""`ADPOConfig`: TRL's `GRPOConfig` with the three coordinates of the equation.
+
+Everything about rollouts, batches, optimizers, logging and checkpoints is TRL's. What is added: the target, the
+divergence, the temperature and the anchor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Literal, get_args
+
+from trl import GRPOConfig
+
+import adpo
+from adpo.core.divergences import Divergence
+from adpo.core.objective import Objective
+from adpo.core.targets import Target
+from adpo.core.temperature import ConstantTau, GuardedTau, HybridTau, Temperature
+
+TargetName = Literal["boltzmann", "kde", "plackett_luce", "top1"]
+AnchorName = Literal["on_policy", "fixed", "ema", "refresh"]
+Schedule = Literal["constant", "guarded", "hybrid"]
+Reduction = Literal["sum", "mean"]
+Truncated = Literal["zero", "mask", "keep"]
+DIVERGENCES = ("cross_entropy", "forward_kl", "reverse_kl", "alpha", "wasserstein")
+
+
+@dataclass
+class ADPOConfig(GRPOConfig):  # type: ignore[misc]
+    """Arguments of `ADPOTrainer`; fields that are not listed here mean what they mean in TRL."""
+
+    target: str = field(
+        default="boltzmann", metadata={"help": "Target Q: boltzmann, kde, plackett_luce (ties included) or top1."}
+    )
+    reward_beta: float = field(
+        default=1.0, metadata={"help": "Temperature of the rewards in the boltzmann and kde targets."}
+    )
+    standardize: bool = field(
+        default=True, metadata={"help": "Boltzmann: z-score the rewards of a group, as Algorithm 1 does."}
+    )
+    ties: str = field(default="efron", metadata={"help": "Plackett-Luce: efron or breslow."})
+    label_smoothing: float = field(default=0.0, metadata={"help": "Share of the target spread evenly."})
+    divergence: str = field(
+        default="cross_entropy",
+        metadata={"help": "D: cross_entropy, forward_kl, reverse_kl, alpha:0.5 or the like, wasserstein:1."},
+    )
+    tau: float = field(default=1.0, metadata={"help": "Anchoring temperature (the base of a schedule)."})
+    tau_schedule: str = field(default="constant", metadata={"help": "constant, guarded or hybrid."})
+    tau_min: float = field(default=0.1, metadata={"help": "Lower bound of a schedule."})
+    tau_max: float = field(default=10.0, metadata={"help": "Upper bound of a schedule."})
+    tau_entropy_weight: float = field(default=0.2, metadata={"help": "Hybrid schedule: weight of confidence."})
+    tau_reward_weight: float = field(default=0.5, metadata={"help": "Hybrid schedule: weight of a low reward."})
+    anchor: str = field(default="on_policy", metadata={"help": "on_policy, fixed, ema or refresh."})
+    anchor_decay: float = field(default=0.99, metadata={"help": "EMA anchor: decay per optimizer step."})
+    anchor_every: int = field(default=50, metadata={"help": "Refresh anchor: optimizer steps between refreshes."})
+    logp_reduction: str = field(
+        default="sum", metadata={"help": "Log-probability of a completion: sum of its tokens', or their mean."}
+    )
+    truncated: str = field(
+        default="zero",
+        metadata={"help": "A completion cut at the length limit: reward zero, masked out of its group, or kept."},
+    )
+    disable_dropout: bool = field(
+        default=True, metadata={"help": "Dropout would move u away from zero where policy and anchor are equal."}
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, allowed in {
+            "target": get_args(TargetName),
+            "anchor": get_args(AnchorName),
+            "tau_schedule": get_args(Schedule),
+            "logp_reduction": get_args(Reduction),
+            "truncated": get_args(Truncated),
+            "ties": ("efron", "breslow"),
+        }.items():
+            _choose(name, getattr(self, name), allowed)
+        if self.beta != 0:
+            raise ValueError(
+                f"beta = {self.beta}: the anchor takes the place of a KL penalty; leave beta at 0 and choose tau"
+            )
+        self.objective()
+        self.temperature_schedule()
+
+    def objective(self) -> Objective:
+        """The objective these arguments describe."""
+        targets: dict[str, Target] = {
+            "boltzmann": adpo.boltzmann(self.reward_beta, standardize=self.standardize),
+            "kde": adpo.kde(self.reward_beta),
+            "plackett_luce": adpo.plackett_luce(
+                ties="breslow" if self.ties == "breslow" else "efron", label_smoothing=self.label_smoothing
+            ),
+            "top1": adpo.top1(label_smoothing=self.label_smoothing),
+        }
+        return Objective(targets[self.target], parse_divergence(self.divergence), self.tau)
+
+    def temperature_schedule(self) -> Temperature:
+        """How tau moves."""
+        if self.tau_schedule == "guarded":
+            return GuardedTau(self.tau_min, self.tau_max)
+        if self.tau_schedule == "hybrid":
+            return HybridTau(
+                self.tau,
+                entropy_weight=self.tau_entropy_weight,
+                reward_weight=self.tau_reward_weight,
+                tau_min=self.tau_min,
+                tau_max=self.tau_max,
+            )
+        return ConstantTau(self.tau)
+
+
+def parse_divergence(text: str) -> Divergence:
+    """``alpha:0.5`` and the like.
+
+    >>> str(parse_divergence("alpha:0.5"))
+    'alpha(0.5)'
+    """
+    name, _, number = text.partition(":")
+    _choose("divergence", name, DIVERGENCES)
+    if name in ("alpha", "wasserstein"):
+        try:
+            value = float(number)
+        except ValueError:
+            raise ValueError(f"divergence {text!r} lacks its number: write {name}:0.5 or the like") from None
+        return adpo.alpha(value) if name == "alpha" else adpo.wasserstein(value)
+    if number:
+        raise ValueError(f"divergence {name} takes no number; got {text!r}")
+    found: Divergence = {
+        "cross_entropy": adpo.cross_entropy,
+        "forward_kl": adpo.forward_kl,
+        "reverse_kl": adpo.reverse_kl,
+    }[name]
+    return found
+
+
+def _choose(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        close = get_close_matches(str(value), allowed, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise ValueError(f"{name} must be one of {', '.join(allowed)}; got {value!r}{hint}")

@@ -1,0 +1,166 @@
+"""`ADPOTrainer`: the same training whichever way a group is cut, equal to Algorithm 1's gradient."""
+
+import pytest
+import tiny_lm
+import torch
+from datasets import Dataset
+
+import adpo
+from adpo import exact
+from adpo.integrations.trl import ADPOConfig, ADPOTrainer
+
+GROUP = 4
+PROMPTS = [f"{i}+{i + 1}=" for i in range(4)]
+LENGTH = 5
+
+
+def reward(completions, **_):
+    """Something graded, with ties."""
+    return [float(sum(c.isdigit() for c in text)) for text in completions]
+
+
+class Fixed(ADPOTrainer):
+    """Completions that depend on the optimizer step and the row alone, not on how the batch is cut."""
+
+    def _generate_single_turn(self, prompt_ids, *_, **__):
+        first = self.accelerator.process_index * len(prompt_ids)
+        rows = range(first, first + len(prompt_ids))
+        return [completion(self.state.global_step, row) for row in rows], None
+
+
+def completion(step, row):
+    generator = torch.Generator().manual_seed(1000 * step + row)
+    length = int(torch.randint(1, LENGTH, (), generator=generator))
+    body = torch.randint(2, 2 + len(tiny_lm.CHARACTERS), (length,), generator=generator).tolist()
+    return [*body, 1]
+
+
+def trained(tmp_path, size, accumulation, steps=3, **options):
+    arguments = {
+        "output_dir": str(tmp_path / "out"),
+        "per_device_train_batch_size": size,
+        "gradient_accumulation_steps": accumulation,
+        "num_generations": GROUP,
+        "max_completion_length": LENGTH,
+        "max_steps": steps,
+        "learning_rate": 0.05,
+        "lr_scheduler_type": "constant",
+        "optim": "sgd",
+        "max_grad_norm": 0.0,
+        "num_iterations": 2,
+        "shuffle_dataset": False,
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "report_to": "none",
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "logging_steps": 1,
+        **options,
+    }
+    trainer = Fixed(
+        model=tiny_lm.model(),
+        reward_funcs=reward,
+        args=ADPOConfig(**arguments),
+        train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in PROMPTS]),
+        processing_class=tiny_lm.tokenizer(),
+    )
+    trainer.train()
+    return trainer
+
+
+def weights(trainer):
+    return [value.detach().clone() for value in trainer.model.parameters()]
+
+
+OBJECTIVES = {
+    "softmax": {"target": "boltzmann", "reward_beta": 0.5},
+    "plackett-luce": {"target": "plackett_luce"},
+    "reverse kl": {"target": "boltzmann", "divergence": "reverse_kl", "tau": 0.7},
+}
+
+
+def by_hand(options, steps=3):
+    """The same steps with the whole rollout in one batch: the gradient of the loss itself."""
+    config = ADPOConfig(output_dir="unused", use_cpu=True, bf16=False, **options)
+    objective = config.objective()
+    model, tokenizer = tiny_lm.model(), tiny_lm.tokenizer()
+    prompts = [tokenizer(p)["input_ids"] for p in PROMPTS for _ in range(GROUP)]
+
+    def logp(completions):
+        rows = []
+        for prompt, answer in zip(prompts, completions, strict=True):
+            ids = torch.tensor([prompt + answer])
+            scores = torch.log_softmax(model(ids).logits[0, :-1], -1)
+            rows.append(scores.gather(1, ids[0, 1:, None])[len(prompt) - 1 :].sum())
+        return torch.stack(rows).view(len(PROMPTS), GROUP)
+
+    for step in range(steps):
+        if step % 2 == 0:  # two inner steps on each rollout
+            completions = [completion(step, row) for row in range(len(prompts))]
+            texts = tokenizer.batch_decode(completions, skip_special_tokens=True)
+            rewards = torch.tensor(reward(texts)).view(len(PROMPTS), GROUP)
+            with torch.no_grad():
+                anchor = logp(completions)
+        loss = objective.loss(logp(completions), anchor, rewards=rewards)
+        model.zero_grad()
+        loss.backward()
+        with torch.no_grad():
+            for value in model.parameters():
+                value -= 0.05 * value.grad
+    return [value.detach() for value in model.parameters()]
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize(("size", "accumulation"), [(1, 16), (2, 8), (4, 4), (8, 2), (16, 1)])
+def test_any_split_of_the_groups_gives_the_gradient_of_the_whole(tmp_path, name, size, accumulation):
+    trainer = trained(tmp_path, size, accumulation, **OBJECTIVES[name])
+    start = tiny_lm.model().parameters()
+    expected = by_hand(OBJECTIVES[name])
+    moved = max((a - b).abs().max().item() for a, b in zip(expected, start, strict=True))
+    assert moved > 1e-3
+    for mine, theirs in zip(weights(trainer), expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-5)
+
+
+def test_rows_of_tied_groups_are_left_out(tmp_path):
+    trainer = trained(tmp_path, 4, 4, steps=1, target="plackett_luce")
+    logged = trainer.state.log_history[0]
+    texts = tiny_lm.tokenizer().batch_decode([completion(0, r) for r in range(16)], skip_special_tokens=True)
+    rewards = torch.tensor(reward(texts)).view(4, GROUP)
+    tied = (rewards == rewards[:, :1]).all(1).float().mean().item()
+    assert logged["adpo/rows_left_out"] >= tied
+    assert logged["adpo/live"] == pytest.approx(1 - tied)
+
+
+def test_coefficients_of_rows_are_those_of_the_table():
+    objective = adpo.presets.anchored_ranking()
+    generator = torch.Generator().manual_seed(0)
+    logp, anchor, rewards = (torch.randn(3, 4, generator=generator, dtype=torch.float64) for _ in range(3))
+    order = torch.randperm(12, generator=generator)
+    ids = torch.arange(3).repeat_interleave(4)[order]
+    flat = [values.reshape(-1)[order] for values in (logp, anchor, rewards)]
+    found = exact.coefficients(objective, flat[0], ids, flat[1], rewards=flat[2])
+    table = objective.coefficients(logp, anchor, rewards=rewards)
+    torch.testing.assert_close(found.coefficients, table.reshape(-1)[order])
+    torch.testing.assert_close(found.loss, objective.loss(logp, anchor, rewards=rewards))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"target": "plackett_luse"}, "did you mean plackett_luce"),
+        ({"divergence": "alpha"}, "lacks its number"),
+        ({"beta": 0.1}, "takes the place of a KL penalty"),
+        ({"target": "top1", "divergence": "reverse_kl"}, "label_smoothing"),
+        ({"tau": 0.0}, "tau must be"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        ADPOConfig(output_dir="unused", use_cpu=True, bf16=False, **options)
+
+
+def test_groups_that_would_straddle_two_optimizer_steps_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="straddle optimizer steps"):
+        trained(tmp_path, 2, 1, steps_per_generation=8)
