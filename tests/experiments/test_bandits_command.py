@@ -32,6 +32,9 @@ def test_smoke_writes_results_tables_and_figures(smoke):
     assert len(records) == 4 * 3 * (1 + len(GRID))
     for name in ("robustness.svg", "robustness.png"):
         assert (out / name).stat().st_size > 1000
+    tables = (out / "tables.md").read_text()
+    for title in ("WinMass, sampled", "adpo-natural less the closest baseline", "Over the better DPO"):
+        assert f"### {title}" in tables
     timing = json.loads((out / "timing.json").read_text())
     assert timing.keys() == results["cells"].keys()
     assert all(seconds > 0 for seconds in timing.values())

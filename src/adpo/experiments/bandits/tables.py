@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from adpo.experiments.bandits.summary import METRICS, Records, final_values, met
 def markdown(results: dict[str, Any]) -> str:
     """All tables of the preset that was run."""
     parts = [_winmass(results["summary"], metric) for metric in METRICS]
+    parts += [_winners(results["summary"]), _over_dpo(results["summary"]["sampled"])]
     parts += [_verdicts(results["against_baselines"], metric) for metric in ("sampled", "greedy")]
     if "sensitivity" in results["cells"]:
         cells: dict[str, Records] = results["cells"]
@@ -41,6 +43,45 @@ def _winmass(summary: dict[str, Any], metric: str) -> str:
     columns = list(next(iter(rows.values())))
     body = [[method, *(_shown(Interval(*cells[c])) for c in columns)] for method, cells in rows.items()]
     return _table(f"WinMass, {metric}", ["method", *columns], body)
+
+
+PAPER = ("dpo-hard", "dpo-soft", "adpo-pairwise", "adpo-raw", "adpo-kde", "ppo-clip", "kl-penalty", "trpo")
+
+
+def _winners(summary: dict[str, Any]) -> str:
+    """Who leads, among all methods and among those of the paper's figure."""
+    body = []
+    for metric in ("sampled", "greedy"):
+        rows = summary[metric]
+        scenarios = [name for name in next(iter(rows.values())) if name != "all"]
+        for label, among in (("all methods", tuple(rows)), ("the paper's methods", PAPER)):
+            leaders = Counter(_leader(rows, among, scenario) for scenario in scenarios)
+            body.append([metric, label, ", ".join(f"{name} {count}" for name, count in leaders.most_common())])
+    return _table("Scenarios in which a method has the highest mean", ["WinMass", "among", "leads"], body)
+
+
+def _leader(rows: dict[str, Any], among: Sequence[str], scenario: str) -> str:
+    return max(among, key=lambda method: float(rows[method][scenario][0]))
+
+
+def _over_dpo(rows: dict[str, Any]) -> str:
+    """Sampled WinMass over that of the better DPO, in per cent, mean over the levels of each corruption."""
+    scenarios = [name for name in next(iter(rows.values())) if name != "all"]
+    kinds = list(dict.fromkeys(name.split("-")[0] for name in scenarios))
+
+    def gain(method: str, scenario: str) -> float:
+        dpo = max(float(rows[name][scenario][0]) for name in ("dpo-hard", "dpo-soft"))
+        return 100 * (float(rows[method][scenario][0]) / dpo - 1)
+
+    body = []
+    for method in ("trpo", "kl-penalty", "ppo-clip", "adpo-raw", "adpo-natural"):
+        gains = {scenario: gain(method, scenario) for scenario in scenarios}
+        means = []
+        for kind in kinds:
+            own = [value for scenario, value in gains.items() if scenario.startswith(f"{kind}-")]
+            means.append(f"{sum(own) / len(own):+.1f}")
+        body.append([method, *means, f"{min(gains.values()):+.1f} to {max(gains.values()):+.1f}"])
+    return _table("Over the better DPO, per cent of sampled WinMass", ["method", *kinds, "range"], body)
 
 
 def _verdicts(verdicts: dict[str, Any], metric: str) -> str:

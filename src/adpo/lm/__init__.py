@@ -1,0 +1,1 @@
+"""Causal language models: tasks, rewards and how answers are checked."""
