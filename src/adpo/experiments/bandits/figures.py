@@ -91,6 +91,7 @@ def popular(results: dict[str, Records], folder: Path) -> None:
             axis.set_xlabel(f"reference mass on {kind} items")
             axis.set_title(title)
     axes[0][-1].legend(fontsize=7)
+    figure.tight_layout()
     save(figure, folder, "popular")
 
 
@@ -113,6 +114,7 @@ def divergences(records: Records, folder: Path) -> None:
             {"sampled": "WinMass, sampled", "entropy": "entropy", "collapsed": "collapsed runs"}[measure]
         )
     axes[0].legend(fontsize=7)
+    axes[2].set_ylim(-0.05, 1.05)
     save(figure, folder, "divergences")
 
 
