@@ -68,6 +68,7 @@ MAY_USE = {  # besides torch: few, named files
     "experiments/bandits/figures.py": {"matplotlib"},
     "experiments/bandits/summary.py": {"rich"},
     "experiments/bandits/run.py": {"rich"},
+    "lm/verifier_process.py": {"math_verify"},
     "integrations/trl/config.py": {"trl"},
     "integrations/trl/online.py": {"accelerate", "transformers", "trl"},
 }

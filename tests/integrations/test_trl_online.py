@@ -1,5 +1,9 @@
 """`ADPOTrainer`: the same training whichever way a group is cut, equal to Algorithm 1's gradient."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import tiny_lm
 import torch
@@ -35,9 +39,10 @@ def completion(step, row):
     return [*body, 1]
 
 
-def trained(tmp_path, size, accumulation, steps=3, **options):
+def trained(folder, size, accumulation, steps=3, processes=1, **options):
+    groups = size * accumulation * processes // GROUP
     arguments = {
-        "output_dir": str(tmp_path / "out"),
+        "output_dir": str(folder),
         "per_device_train_batch_size": size,
         "gradient_accumulation_steps": accumulation,
         "num_generations": GROUP,
@@ -62,7 +67,7 @@ def trained(tmp_path, size, accumulation, steps=3, **options):
         model=tiny_lm.model(),
         reward_funcs=reward,
         args=ADPOConfig(**arguments),
-        train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in PROMPTS]),
+        train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in PROMPTS[:groups]]),
         processing_class=tiny_lm.tokenizer(),
     )
     trainer.train()
@@ -80,12 +85,12 @@ OBJECTIVES = {
 }
 
 
-def by_hand(options, steps=3):
+def by_hand(options, groups, steps=3):
     """The same steps with the whole rollout in one batch: the gradient of the loss itself."""
     config = ADPOConfig(output_dir="unused", use_cpu=True, bf16=False, **options)
     objective = config.objective()
     model, tokenizer = tiny_lm.model(), tiny_lm.tokenizer()
-    prompts = [tokenizer(p)["input_ids"] for p in PROMPTS for _ in range(GROUP)]
+    prompts = [tokenizer(p)["input_ids"] for p in PROMPTS[:groups] for _ in range(GROUP)]
 
     def logp(completions):
         rows = []
@@ -93,13 +98,13 @@ def by_hand(options, steps=3):
             ids = torch.tensor([prompt + answer])
             scores = torch.log_softmax(model(ids).logits[0, :-1], -1)
             rows.append(scores.gather(1, ids[0, 1:, None])[len(prompt) - 1 :].sum())
-        return torch.stack(rows).view(len(PROMPTS), GROUP)
+        return torch.stack(rows).view(groups, GROUP)
 
     for step in range(steps):
         if step % 2 == 0:  # two inner steps on each rollout
             completions = [completion(step, row) for row in range(len(prompts))]
             texts = tokenizer.batch_decode(completions, skip_special_tokens=True)
-            rewards = torch.tensor(reward(texts)).view(len(PROMPTS), GROUP)
+            rewards = torch.tensor(reward(texts)).view(groups, GROUP)
             with torch.no_grad():
                 anchor = logp(completions)
         loss = objective.loss(logp(completions), anchor, rewards=rewards)
@@ -111,16 +116,51 @@ def by_hand(options, steps=3):
     return [value.detach() for value in model.parameters()]
 
 
+def assert_trained_alike(found, options, groups):
+    expected = by_hand(options, groups)
+    moved = max((a - b).abs().max().item() for a, b in zip(expected, tiny_lm.model().parameters(), strict=True))
+    assert moved > 1e-3
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", OBJECTIVES)
-@pytest.mark.parametrize(("size", "accumulation"), [(1, 16), (2, 8), (4, 4), (8, 2), (16, 1)])
+@pytest.mark.parametrize(("size", "accumulation"), [(1, 16), (2, 8), (3, 4), (4, 4), (8, 2)])
 def test_any_split_of_the_groups_gives_the_gradient_of_the_whole(tmp_path, name, size, accumulation):
     trainer = trained(tmp_path, size, accumulation, **OBJECTIVES[name])
-    start = tiny_lm.model().parameters()
-    expected = by_hand(OBJECTIVES[name])
-    moved = max((a - b).abs().max().item() for a, b in zip(expected, start, strict=True))
-    assert moved > 1e-3
-    for mine, theirs in zip(weights(trainer), expected, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-5)
+    assert_trained_alike(weights(trainer), OBJECTIVES[name], size * accumulation // GROUP)
+
+
+PROGRAM = """
+import sys
+sys.path[:0] = [{tests!r}]
+from pathlib import Path
+import torch
+import test_trl_online as tests
+trainer = tests.trained(Path({folder!r}), {size}, {accumulation}, processes=2, **tests.OBJECTIVES[{name!r}])
+assert trainer.accelerator.num_processes == 2
+torch.save(tests.weights(trainer), Path({folder!r}) / f"weights-{{trainer.accelerator.process_index}}.pt")
+torch.distributed.barrier()
+torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "accumulation"), [("softmax", 1, 8), ("plackett-luce", 2, 3), ("reverse kl", 4, 2)]
+)
+def test_two_processes_give_the_gradient_of_the_whole(tmp_path, name, size, accumulation):
+    """Two rows by three steps by two processes: the middle one of three groups is on both."""
+    script = tmp_path / "rank.py"
+    here = str(Path(__file__).parent)
+    script.write_text(
+        PROGRAM.format(tests=here, folder=str(tmp_path), size=size, accumulation=accumulation, name=name)
+    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(script)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+    assert result.returncode == 0, result.stderr[-2000:]
+    for rank in range(2):
+        found = torch.load(tmp_path / f"weights-{rank}.pt", weights_only=True)
+        assert_trained_alike(found, OBJECTIVES[name], size * accumulation * 2 // GROUP)
 
 
 def test_rows_of_tied_groups_are_left_out(tmp_path):
