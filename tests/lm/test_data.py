@@ -1,0 +1,71 @@
+"""Loaders of GSM8K and MATH-style files: what they read, and what they say of a bad line."""
+
+import json
+
+import pytest
+
+from adpo.lm.data import final_answer, load, refuse_overlap
+
+GSM = {"question": "How many?", "answer": "It is 9 * 2 = <<9*2=18>>18.\n#### 1,018"}
+MATH = {"problem": "Half of one?", "solution": r"So $\boxed{\frac{1}{2}}$.", "level": "Level 3", "type": "Algebra"}
+
+
+def write(path, *rows):
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return path
+
+
+def test_both_styles_are_read(tmp_path):
+    (gsm,) = load(write(tmp_path / "gsm.jsonl", GSM))
+    assert (gsm.answer, gsm.level, gsm.question) == ("1018", 0, "How many?")
+    (math,) = load(write(tmp_path / "math.jsonl", MATH, {**MATH, "level": "Level 5"}), levels=[3, 4])
+    assert (math.answer, math.level) == (r"\frac{1}{2}", 3)
+    assert len(load(write(tmp_path / "many.jsonl", *[GSM] * 5), limit=2)) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"\boxed{1} then \boxed{2}", "2"),
+        (r"\boxed{\frac{1}{\sqrt{2}}}", r"\frac{1}{\sqrt{2}}"),
+        (r"\boxed{1", None),
+        (r"\boxed{}", None),
+        ("####", None),
+        ("", None),
+    ],
+)
+def test_final_answers(text, answer):
+    assert final_answer(text) == answer
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([GSM, "{"], "line 2: not JSON"),
+        ([GSM, "[1]"], "line 2: expected an object"),
+        ([{"question": "q"}], "line 1: expected question and answer"),
+        ([{"question": "q", "answer": "no end"}], "no final answer"),
+        ([{"question": 3, "answer": "#### 1"}], "must be text"),
+        ([{**MATH, "level": "Level ?"}], "level must be"),
+        ([], "holds no problems"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path, rows, words):
+    with pytest.raises(ValueError, match=words) as error:
+        load(write(tmp_path / "bad.jsonl", *rows))
+    assert "\n" not in str(error.value)
+    assert "bad.jsonl" in str(error.value)
+
+
+def test_a_missing_file_and_a_level_that_is_not_there(tmp_path):
+    with pytest.raises(ValueError, match="is not a file"):
+        load(tmp_path / "none.jsonl")
+    with pytest.raises(ValueError, match=r"no problems of levels \[1\]"):
+        load(write(tmp_path / "math.jsonl", MATH), levels=[1])
+
+
+def test_questions_on_both_sides_are_refused(tmp_path):
+    rows = load(write(tmp_path / "gsm.jsonl", GSM))
+    refuse_overlap(rows, [])
+    with pytest.raises(ValueError, match="1 questions are in both"):
+        refuse_overlap(rows, rows)
