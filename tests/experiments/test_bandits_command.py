@@ -39,6 +39,7 @@ def test_smoke_writes_results_tables_and_figures(smoke):
     assert timing.keys() == results["cells"].keys()
     assert all(seconds > 0 for seconds in timing.values())
     assert "WinMass, sampled" in result.stdout
+    assert "not who wins" in result.stdout
     assert str(out / "results.json") in result.stdout.replace("\n", "")
 
 

@@ -134,6 +134,13 @@ def show(results: dict[str, Any], console: Console) -> None:
     for metric in METRICS:
         console.print(terminal_table(results["summary"], metric, f"WinMass, {metric} (mean over seeds)"))
         console.print(verdict_table(results["against_baselines"][metric], metric))
+    description = results["description"]
+    if description["preset"] == "smoke":
+        iterations, seeds = description["protocol"]["iterations"], len(description["seeds"])
+        console.print(
+            f"The smoke preset stops after {iterations} of {Protocol().iterations} iterations, {seeds} seeds: it shows "
+            "that everything works, not who wins. For that: --preset scenarios."
+        )
 
 
 def _figures(results: dict[str, Any], out: Path) -> None:
