@@ -138,8 +138,8 @@ def show(results: dict[str, Any], console: Console) -> None:
     if description["preset"] == "smoke":
         iterations, seeds = description["protocol"]["iterations"], len(description["seeds"])
         console.print(
-            f"The smoke preset stops after {iterations} of {Protocol().iterations} iterations, {seeds} seeds: it shows "
-            "that everything works, not who wins. For that: --preset scenarios."
+            f"The smoke preset stops after {iterations} of {Protocol().iterations} iterations, {seeds} seeds: "
+            "it shows that everything works, not who wins. For that: --preset scenarios."
         )
 
 
