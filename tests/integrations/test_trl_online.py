@@ -204,3 +204,48 @@ def test_arguments_that_make_no_sense_are_refused(options, words):
 def test_groups_that_would_straddle_two_optimizer_steps_are_refused(tmp_path):
     with pytest.raises(ValueError, match="straddle optimizer steps"):
         trained(tmp_path, 2, 1, steps_per_generation=8)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"anchor": "fixed"},
+        {"anchor": "ema", "anchor_decay": 0.9},
+        {"anchor": "refresh", "anchor_every": 2},
+        {"tau_schedule": "guarded", "tau_min": 0.5, "tau_max": 2.0},
+        {"tau_schedule": "hybrid", "tau": 0.8},
+        {"target": "kde", "logp_reduction": "mean", "tau": 0.1},
+        {"target": "top1", "label_smoothing": 0.1, "divergence": "alpha:0.5"},
+    ],
+    ids=lambda options: " ".join(map(str, options.values())),
+)
+def test_other_anchors_temperatures_and_targets_train_alike_under_any_split(tmp_path, options):
+    whole, cut = (weights(trained(tmp_path, *layout, **options)) for layout in ((16, 1), (2, 8)))
+    for one, other in zip(whole, cut, strict=True):
+        assert torch.isfinite(one).all()
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
+
+
+def test_a_fixed_anchor_is_the_policy_at_the_start(tmp_path):
+    trainer = trained(tmp_path, 8, 2, anchor="fixed")
+    first, second, third = (log for log in trainer.state.log_history if "adpo/anchor_kl" in log)
+    assert first["adpo/anchor_kl"] == pytest.approx(0, abs=1e-12)
+    assert second["adpo/anchor_kl"] > 1e-6
+    assert third["adpo/anchor_kl"] > 1e-6  # a new rollout, the same anchor
+    on_policy = trained(tmp_path, 8, 2)
+    third = [log for log in on_policy.state.log_history if "adpo/anchor_kl" in log][2]
+    assert third["adpo/anchor_kl"] == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize("rule", ["zero", "mask", "keep"])
+def test_truncated_completions(tmp_path, rule, monkeypatch):
+    """All are cut at the limit: only where such members keep their rewards is there anything to learn."""
+    digit, plus = 2, 2 + tiny_lm.CHARACTERS.index("+")
+    monkeypatch.setattr(sys.modules[__name__], "completion", lambda _, row: [plus if row % 2 else digit] * LENGTH)
+    trainer = trained(tmp_path, 4, 4, steps=1, target="top1", truncated=rule)
+    before, after = tiny_lm.model().parameters(), weights(trainer)
+    moved = any(not torch.equal(a, b) for a, b in zip(after, before, strict=True))
+    assert moved == (rule == "keep")
+    logged = trainer.state.log_history[0]
+    assert logged["adpo/rows_left_out"] == (0.0 if moved else 1.0)
+    assert logged.get("adpo/live", 0.0) == (1.0 if moved else 0.0)

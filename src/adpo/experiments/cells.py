@@ -15,9 +15,10 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,10 +76,11 @@ class Job:
             else:
                 missing.append(cell)
         compute = _here if workers == 1 or len(missing) < 2 else _side_by_side
-        for cell, result, seconds in compute(missing, min(workers, len(missing)), prepare):
-            write_json(self._path(cell), {"result": result})
-            self._note_time(cell.name, seconds)
-            on_cell(cell, False)
+        with closing(compute(missing, min(workers, len(missing)), prepare)) as computed:
+            for cell, result, seconds in computed:
+                write_json(self._path(cell), {"result": result})
+                self._note_time(cell.name, seconds)
+                on_cell(cell, False)
         return {cell.name: read_json(self._path(cell))["result"] for cell in cells}
 
     def _path(self, cell: Cell) -> Path:
@@ -90,8 +92,8 @@ class Job:
         write_json(path, {**timing, name: round(seconds, 3)})
 
 
-Computed = Iterator[tuple[Cell, Any, float]]
-"""Cells as they end, with result and seconds."""
+Computed = Generator[tuple[Cell, Any, float], None, None]
+"""Cells as they end, with result and seconds; closing it ends the work."""
 
 
 def _here(cells: Sequence[Cell], _: int, prepare: Callable[[], None] | None) -> Computed:
