@@ -117,7 +117,8 @@ def test_a_failure_in_a_worker_is_the_callers_and_finished_cells_stay(tmp_path):
 
 
 PARENT = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background has it ignored
 sys.path.insert(0, {tests!r})
 from pathlib import Path
 from test_cells import Job, stuck
