@@ -93,7 +93,7 @@ def bandits(
         BanditPreset,
         typer.Option(help="smoke: a minute; scenarios: the twelve, 30 seeds; paper: every study, 10 seeds."),
     ] = BanditPreset.smoke,
-    seeds: Annotated[int | None, typer.Option(min=2, help="Instead of the preset's number of seeds.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=2, max=900, help="Instead of the preset's number.")] = None,
     out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("runs/bandits"),
     resume: Annotated[bool, typer.Option("--resume", help="Go on where an earlier run in --out stopped.")] = False,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes side by side (one per core).")] = None,
@@ -103,25 +103,18 @@ def bandits(
     _require("bandits", "report", "matplotlib", "scipy")
     from adpo.experiments.bandits import run
 
+    started = time.perf_counter()
     console = Console(width=None if sys.stdout.isatty() else 160)
     columns = (*Progress.get_default_columns()[:-1], TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("bandits", total=None)
-        order = run.Order(
-            out,
-            resume,
-            workers or _cores(),
-            on_start=lambda total: progress.update(task, total=total),
-            on_cell=lambda weight: progress.advance(task, weight),
-        )
-        if tune:
-            path = run.tune(order)
-        else:
-            results = run.reproduce(preset.value, seeds, order)
-            path = out / "results.json"
-    if not tune:
+        task = progress.add_task("bandits", total=1.0)
+        order = run.Order(out, resume, workers or _cores(), lambda share: progress.update(task, completed=share))
+        path = run.tune(order) if tune else out / "results.json"
+        results = None if tune else run.reproduce(preset.value, seeds, order)
+    if results is not None:
         run.show(results, console)
-    console.print(f"Results: {path}")
+    minutes, seconds = divmod(round(time.perf_counter() - started), 60)
+    console.print(f"Results: {path} (this run took {minutes} min {seconds} s, {order.workers} processes)")
 
 
 def _cores() -> int:

@@ -2,10 +2,12 @@
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import wait
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from adpo.experiments.cells import Cell, Job, read_json
 
 def cells(log, stop_at=None):
     def work(name):
-        def compute():
+        def compute(_):
             if name == stop_at:
                 raise KeyboardInterrupt
             log.append(name)
@@ -79,14 +81,21 @@ def test_what_cannot_be_continued_is_refused_and_left_alone(tmp_path, case):
 
 def test_results_are_plain_json(tmp_path):
     run(tmp_path, [])
-    assert json.loads((tmp_path / "cells" / "one.json").read_text()) == {"result": {"name": "one", "value": 1.0}}
+    found = json.loads((tmp_path / "cells" / "one.json").read_text())
+    assert found == {"provenance": {}, "result": {"name": "one", "value": 1.0}}
 
 
-def square(number, pause=0.0):
+def square(number, pause, report):
+    report(0.5)
     time.sleep(pause)
-    if number < 0:
-        raise ValueError("no negative numbers")
+    if number == 13:
+        os.kill(os.getpid(), signal.SIGKILL)
     return number**2
+
+
+def fail_after(path, _):
+    until(path.exists)
+    raise ValueError("not today")
 
 
 def numbered(numbers, pause=0.0):
@@ -100,20 +109,60 @@ def stuck(numbers):
 
 
 def test_workers_give_the_same_results_as_one_process(tmp_path):
-    heard = []
+    heard = {}
     job = Job(tmp_path / "many", {}, resume=False)
-    many = job.run(numbered(range(5)), lambda cell, found: heard.append((cell.name, found)), workers=2)
+
+    def hear(cell, share):
+        heard.setdefault(cell.name, []).append(share)
+
+    many = job.run(numbered(range(5)), hear, workers=2)
     alone = Job(tmp_path / "one", {}, resume=False).run(numbered(range(5)), lambda *_: None)
     assert many == alone == {f"cell-{n}": n * n for n in range(5)}
     assert list(many) == list(alone)
-    assert sorted(heard) == [(f"cell-{n}", False) for n in range(5)]
+    assert heard == {f"cell-{n}": [0.5, 1.0] for n in range(5)}
 
 
 def test_a_failure_in_a_worker_is_the_callers_and_finished_cells_stay(tmp_path):
-    with pytest.raises(ValueError, match="no negative numbers"):
-        Job(tmp_path, {}, resume=False).run(numbered([3, 2, -1], pause=0.1), lambda *_: None, workers=2)
-    assert (tmp_path / "cells" / "cell-3.json").exists()
-    assert not (tmp_path / "cells" / "cell--1.json").exists()
+    kept = tmp_path / "cells" / "cell-3.json"
+    with pytest.raises(ValueError, match="not today"):
+        Job(tmp_path, {}, resume=False).run(
+            [*numbered([3, 2]), Cell("bad", partial(fail_after, kept))], lambda *_: None, workers=2
+        )
+    assert read_json(kept)["result"] == 9
+    assert not (tmp_path / "cells" / "bad.json").exists()
+
+
+def already(_):
+    return "done"
+
+
+def fail(_):
+    raise ValueError("not today")
+
+
+def test_a_cell_that_ends_together_with_a_failing_one_is_kept(tmp_path, monkeypatch):
+    """Whatever the order in which the two are looked at."""
+    monkeypatch.setattr("adpo.experiments.cells.wait", lambda running, **_: (list(wait(running)[0]), set()))
+    cells = [Cell("bad", fail, weight=2.0), *(Cell(f"good-{n}", already) for n in range(4))]
+    with pytest.raises(ValueError, match="not today"):
+        Job(tmp_path, {}, resume=False).run(cells, lambda *_: None, workers=2)
+    assert {path.stem for path in (tmp_path / "cells").glob("*.json")} == {f"good-{n}" for n in range(4)}
+
+
+def test_a_worker_that_is_killed_is_one_clear_line(tmp_path):
+    with pytest.raises(ValueError, match="a worker process was killed") as error:
+        Job(tmp_path, {}, resume=False).run(numbered([13, 2, 1]), lambda *_: None, workers=2)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "cells" / "cell-13.json").exists()
+
+
+def test_results_name_the_code_that_computed_them(tmp_path):
+    cells = numbered([1, 2])
+    Job(tmp_path, {}, resume=False, provenance={"commit": "a"}).run(cells[:1], lambda *_: None)
+    job = Job(tmp_path, {}, resume=True, provenance={"commit": "b"})
+    job.run(cells, lambda *_: None)
+    assert job.provenances(cells[:1]) == [{"commit": "a"}]
+    assert job.provenances(cells) == [{"commit": "a"}, {"commit": "b"}]
 
 
 PARENT = """
@@ -139,12 +188,10 @@ def test_a_killed_job_leaves_no_worker_behind_and_can_be_resumed(tmp_path, how):
     until(lambda: not family(process.pid))
     done = {path.stem for path in (folder / "cells").glob("*.json")}
     assert done == {"cell-3", "cell-4"}
-    heard = {}
-    resumed = Job(folder, {}, resume=True).run(
-        numbered([1, 2, 3, 4]), lambda c, found: heard.update({c.name: found})
-    )
+    kept = {path: path.stat().st_mtime_ns for path in (folder / "cells").glob("*.json")}
+    resumed = Job(folder, {}, resume=True).run(numbered([1, 2, 3, 4]), lambda *_: None)
     assert resumed == {f"cell-{n}": n * n for n in (1, 2, 3, 4)}
-    assert {name for name, found in heard.items() if found} == done
+    assert all(path.stat().st_mtime_ns == when for path, when in kept.items())
 
 
 def until(condition, seconds=60):

@@ -2,8 +2,9 @@
 stopped at any moment and resumed.
 
 A cell is a name and a function that returns something JSON can hold. Finished cells are files under ``cells/``
-of the output folder, written under a temporary name and renamed. Cells may be computed side by side in worker
-processes; the results depend on the cells alone, wall-clock figures are kept apart.
+of the output folder, with the provenance of the code that computed them, written under a temporary name and
+renamed. Cells may be computed side by side in worker processes; the results depend on the cells alone, wall-clock
+figures are kept apart.
 """
 
 from __future__ import annotations
@@ -16,12 +17,17 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
+from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from typing import Any
+
+Report = Callable[[float], None]
+"""Tells how much of a cell is done, from 0 to 1."""
 
 
 @dataclass(frozen=True)
@@ -29,15 +35,18 @@ class Cell:
     """A piece of work with a name that is unique in its job; for worker processes it must pickle."""
 
     name: str
-    compute: Callable[[], Any]
+    compute: Callable[[Report], Any]
     weight: float = 1.0  # its share of the job's work, for the progress bar and the order
 
 
 class Job:
     """The output folder of a job, its description, and the cells it has finished."""
 
-    def __init__(self, folder: Path, description: dict[str, Any], resume: bool) -> None:
+    def __init__(
+        self, folder: Path, description: dict[str, Any], resume: bool, provenance: dict[str, str] | None = None
+    ) -> None:
         self.folder = folder
+        self.provenance = provenance or {}  # as it was before the first cell was computed
         self.cells = folder / "cells"
         text = json.dumps(description, sort_keys=True)
         self.fingerprint = hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -60,11 +69,11 @@ class Job:
     def run(
         self,
         cells: Sequence[Cell],
-        on_cell: Callable[[Cell, bool], None],
+        on_progress: Callable[[Cell, float], None],
         workers: int = 1,
         prepare: Callable[[], None] | None = None,
     ) -> dict[str, Any]:
-        """Every cell's result by name; ``on_cell`` hears of each, and whether it was there already.
+        """Every cell's result by name; ``on_progress`` hears how much of each is done, 1 at its end.
 
         ``prepare`` is called once in every process that computes cells.
         """
@@ -72,16 +81,25 @@ class Job:
         for cell in cells:
             if self._path(cell).exists():
                 read_json(self._path(cell))
-                on_cell(cell, True)
+                on_progress(cell, 1.0)
             else:
                 missing.append(cell)
         compute = _here if workers == 1 or len(missing) < 2 else _side_by_side
-        with closing(compute(missing, min(workers, len(missing)), prepare)) as computed:
+        with closing(compute(missing, on_progress, min(workers, len(missing)), prepare)) as computed:
             for cell, result, seconds in computed:
-                write_json(self._path(cell), {"result": result})
+                write_json(self._path(cell), {"provenance": self.provenance, "result": result})
                 self._note_time(cell.name, seconds)
-                on_cell(cell, False)
+                on_progress(cell, 1.0)
         return {cell.name: read_json(self._path(cell))["result"] for cell in cells}
+
+    def provenances(self, cells: Sequence[Cell]) -> list[dict[str, str]]:
+        """What computed these cells: one entry, or several for a job that was resumed by other code."""
+        found: list[dict[str, str]] = []
+        for cell in cells:
+            provenance = read_json(self._path(cell))["provenance"]
+            if provenance not in found:
+                found.append(provenance)
+        return found
 
     def _path(self, cell: Cell) -> Path:
         return self.cells / f"{cell.name}.json"
@@ -96,22 +114,35 @@ Computed = Generator[tuple[Cell, Any, float], None, None]
 """Cells as they end, with result and seconds; closing it ends the work."""
 
 
-def _here(cells: Sequence[Cell], _: int, prepare: Callable[[], None] | None) -> Computed:
+def _here(
+    cells: Sequence[Cell], on_progress: Callable[[Cell, float], None], _: int, prepare: Callable[[], None] | None
+) -> Computed:
     if prepare is not None:
         prepare()
     for cell in cells:
-        yield cell, *_timed(cell.compute)
+        yield cell, *_timed(cell, partial(on_progress, cell))
 
 
-def _side_by_side(cells: Sequence[Cell], workers: int, prepare: Callable[[], None] | None) -> Computed:
+def _side_by_side(
+    cells: Sequence[Cell],
+    on_progress: Callable[[Cell, float], None],
+    workers: int,
+    prepare: Callable[[], None] | None,
+) -> Computed:
     """Heaviest first; when anything goes wrong or the user interrupts, no worker is left running."""
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, context, _start_worker, (prepare,)) as pool:
-        heaviest_first = sorted(cells, key=lambda cell: -cell.weight)
-        futures = {pool.submit(_timed, cell.compute): cell for cell in heaviest_first}
+    reports = context.SimpleQueue()
+    by_name = {cell.name: cell for cell in cells}
+    with ProcessPoolExecutor(workers, context, _start_worker, (prepare, reports)) as pool:
+        running = {pool.submit(_reported, cell): cell for cell in sorted(cells, key=lambda cell: -cell.weight)}
         try:
-            for future in as_completed(futures):
-                yield futures[future], *future.result()
+            while running:
+                ended, _ = wait(running, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
+                while not reports.empty():
+                    name, share = reports.get()
+                    on_progress(by_name[name], share)
+                for future in sorted(ended, key=_failed):  # what went well is kept first
+                    yield running.pop(future), *future.result()
         except BaseException as error:
             for process in multiprocessing.active_children():
                 process.terminate()
@@ -121,7 +152,17 @@ def _side_by_side(cells: Sequence[Cell], workers: int, prepare: Callable[[], Non
             raise
 
 
-def _start_worker(prepare: Callable[[], None] | None) -> None:
+POLL_SECONDS = 0.5  # between looks at what the workers report
+_reports: SimpleQueue[tuple[str, float]]  # of a worker process, to its parent
+
+
+def _failed(future: Future[Any]) -> bool:
+    return future.exception() is not None
+
+
+def _start_worker(prepare: Callable[[], None] | None, reports: SimpleQueue[tuple[str, float]]) -> None:
+    global _reports
+    _reports = reports
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if prepare is not None:
@@ -135,9 +176,13 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _timed(compute: Callable[[], Any]) -> tuple[Any, float]:
+def _reported(cell: Cell) -> tuple[Any, float]:
+    return _timed(cell, lambda share: _reports.put((cell.name, share)))
+
+
+def _timed(cell: Cell, report: Report) -> tuple[Any, float]:
     started = time.perf_counter()
-    return compute(), time.perf_counter() - started
+    return cell.compute(report), time.perf_counter() - started
 
 
 def write_json(path: Path, content: Any) -> None:

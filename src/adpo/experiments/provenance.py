@@ -24,9 +24,17 @@ def provenance() -> dict[str, str]:
 
 def _commit() -> str:
     folder = Path(__file__).resolve().parent
-    try:
-        command = ["git", "-C", str(folder), "rev-parse", "HEAD"]
-        found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
-    except (OSError, subprocess.SubprocessError):
+    head = _git(folder, "rev-parse", "HEAD")
+    if head is None:
         return "unknown"
+    return f"{head} with changes" if _git(folder, "status", "--porcelain", "--", ":/src") else head
+
+
+def _git(folder: Path, *command: str) -> str | None:
+    try:
+        found = subprocess.run(
+            ["git", "-C", str(folder), *command], capture_output=True, text=True, check=True, timeout=10
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
     return found.stdout.strip()

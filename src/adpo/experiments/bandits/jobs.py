@@ -14,7 +14,7 @@ from adpo.experiments.bandits.methods import GRID, grid, make
 from adpo.experiments.bandits.protocol import SCENARIOS, Protocol, Scenario
 from adpo.experiments.bandits.train import Training, train
 from adpo.experiments.bandits.world import Replica
-from adpo.experiments.cells import Cell
+from adpo.experiments.cells import Cell, Report
 
 Spec = tuple[str, dict[str, Any]]
 """A method by name and settings: what a cell is told, and can be sent to another process."""
@@ -46,7 +46,11 @@ def tuned_specs(names: Sequence[str] | None = None) -> list[Spec]:
 
 
 def runs(
-    protocol: Protocol, scenarios: Sequence[Scenario], specs: Sequence[Spec], seeds: Sequence[int]
+    protocol: Protocol,
+    scenarios: Sequence[Scenario],
+    specs: Sequence[Spec],
+    seeds: Sequence[int],
+    report: Report = lambda _: None,
 ) -> list[dict[str, Any]]:
     """Train all methods on all seeds of the scenarios; one record per run, and the reference as a method."""
     methods = [make(name, settings) for name, settings in specs]
@@ -59,6 +63,7 @@ def runs(
             exams.append(Exam(state.worlds, state.reference))
         if iteration % protocol.evaluate_every == 0 or iteration == protocol.iterations:
             points.append((iteration, [exams[0].measure(weights) for weights in state.weights]))
+            report(iteration / protocol.iterations)
 
     state = train(protocol, replicas, methods, observe)
     reference = exams[0].measure(state.reference)

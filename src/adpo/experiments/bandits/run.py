@@ -65,16 +65,20 @@ class Order:
     out: Path
     resume: bool = False
     workers: int = 1
-    on_start: Callable[[float], None] = lambda _: None  # hears the work to be done
-    on_cell: Callable[[float], None] = lambda _: None  # and of every piece that is done
+    on_progress: Callable[[float], None] = lambda _: None  # hears the share of the work that is done
 
-    def carry_out(self, description: dict[str, Any], cells: list[Cell]) -> dict[str, Any]:
-        job = Job(self.out, description, self.resume)
-        self.on_start(sum(cell.weight for cell in cells))
+    def carry_out(self, description: dict[str, Any], cells: list[Cell]) -> tuple[Job, dict[str, Any]]:
+        job = Job(self.out, description, self.resume, provenance())
+        total, done = sum(cell.weight for cell in cells), dict.fromkeys((cell.name for cell in cells), 0.0)
+
+        def progress(cell: Cell, share: float) -> None:
+            done[cell.name] = share * cell.weight
+            self.on_progress(sum(done.values()) / total)
+
         # One thread each: small matrices gain nothing from more, and the results are those of any machine's
         # number of cores.
         prepare = partial(torch.set_num_threads, 1)
-        return job.run(cells, lambda cell, _: self.on_cell(cell.weight), self.workers, prepare)
+        return job, job.run(cells, progress, self.workers, prepare)
 
 
 def reproduce(name: str, seeds: int | None, order: Order) -> dict[str, Any]:
@@ -88,11 +92,12 @@ def reproduce(name: str, seeds: int | None, order: Order) -> dict[str, Any]:
         "settings": jobs.tuned(),
         **jobs.described(preset.protocol),
     }
-    found = order.carry_out(description, cells_of(preset, used))
+    cells = cells_of(preset, used)
+    job, found = order.carry_out(description, cells)
     main = joined(found, "main-")
     results = {
         "description": description,
-        "provenance": provenance(),
+        "provenance": job.provenances(cells),
         "summary": summarise(main),
         "against_baselines": {
             metric: {ours: against_baselines(main, ours, BASELINES, metric) for ours in OURS} for metric in METRICS
@@ -114,7 +119,7 @@ def tune(order: Order) -> Path:
         "seeds": list(jobs.TUNING_SEEDS),
         **jobs.described(protocol, jobs.TUNING_SCENARIOS),
     }
-    found = order.carry_out(description, jobs.tuning_cells(protocol))
+    _, found = order.carry_out(description, jobs.tuning_cells(protocol))
     chosen, scores = jobs.best_settings(found)
     path = order.out / "settings.json"
     settings = ",\n".join(f"  {json.dumps(name)}: {json.dumps(chosen[name])}" for name in GRID)

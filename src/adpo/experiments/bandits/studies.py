@@ -24,7 +24,7 @@ from adpo.experiments.bandits.methods import (
 from adpo.experiments.bandits.protocol import SCENARIOS, Protocol
 from adpo.experiments.bandits.train import train
 from adpo.experiments.bandits.world import Replica, Worlds
-from adpo.experiments.cells import Cell
+from adpo.experiments.cells import Cell, Report
 
 COLLAPSED = 0.05
 """A run has collapsed when its policy's mean entropy (nats) is below this."""
@@ -64,7 +64,9 @@ def popular_cells(seeds: Sequence[int]) -> list[Cell]:
     ]
 
 
-def popular_but_wrong(setting: Popular, kind: str, mass: float, seeds: Sequence[int]) -> list[dict[str, Any]]:
+def popular_but_wrong(
+    setting: Popular, kind: str, mass: float, seeds: Sequence[int], report: Report
+) -> list[dict[str, Any]]:
     """Mass left on the wrong items, mass smeared over the rest, steps until the wrong ones are suppressed."""
     wrong = torch.zeros(setting.items, dtype=torch.bool)
     wrong[1 if kind == "bad" else slice(2, 5)] = True
@@ -80,7 +82,8 @@ def popular_but_wrong(setting: Popular, kind: str, mass: float, seeds: Sequence[
         "adpo-ranking": Groupwise(presets.anchored_ranking()),
     }
     records = []
-    for name, loss in losses.items():
+    for number, (name, loss) in enumerate(losses.items()):
+        report(number / len(losses))
         logits = reference.expand(len(seeds), 1, -1).clone().requires_grad_()
         optimizer = torch.optim.Adam([logits], lr=setting.learning_rate)
         generators = [torch.Generator().manual_seed(seed) for seed in seeds]
@@ -138,12 +141,15 @@ def variance_cells(protocol: Protocol, seeds: Sequence[int], samples: int = 200)
     ]
 
 
-def gradient_variance(protocol: Protocol, moment: str, seeds: Sequence[int], samples: int) -> list[dict[str, Any]]:
+def gradient_variance(
+    protocol: Protocol, moment: str, seeds: Sequence[int], samples: int, report: Report
+) -> list[dict[str, Any]]:
     """Trace of the gradient's covariance over resampled groups, raw and relative to the squared mean gradient."""
     scenario = next(s for s in SCENARIOS if s.name == "gaussian-medium")
     short = replace(protocol, iterations=protocol.iterations // 2)
     records = []
-    for seed in seeds:
+    for number, seed in enumerate(seeds):
+        report(number / len(seeds))
         replicas = [Replica(scenario, seed)]
         if moment == "start":
             weights = reference = fleet.reference_weights(protocol, Worlds(protocol, replicas))
