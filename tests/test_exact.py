@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import adpo
-from adpo.exact import backward
+from adpo.exact import backward, coefficients
 from exact_problem import OBJECTIVES, Problem
 
 
@@ -306,3 +306,16 @@ def test_ranks_with_nothing_to_do_or_only_whole_groups(tmp_path, share, wrapped)
         torch.testing.assert_close(found["gradients"], list(expected))
         torch.testing.assert_close(found["loss"], loss)
     assert results[0]["scored"] == 0
+
+
+def test_coefficients_of_rows_are_those_of_the_table():
+    objective = adpo.presets.anchored_ranking()
+    generator = torch.Generator().manual_seed(0)
+    logp, anchor, rewards = (torch.randn(3, 4, generator=generator, dtype=torch.float64) for _ in range(3))
+    order = torch.randperm(12, generator=generator)
+    ids = torch.arange(3).repeat_interleave(4)[order]
+    flat = [values.reshape(-1)[order] for values in (logp, anchor, rewards)]
+    found = coefficients(objective, flat[0], ids, flat[1], rewards=flat[2])
+    table = objective.coefficients(logp, anchor, rewards=rewards)
+    torch.testing.assert_close(found.coefficients, table.reshape(-1)[order])
+    torch.testing.assert_close(found.loss, objective.loss(logp, anchor, rewards=rewards))

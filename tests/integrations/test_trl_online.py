@@ -9,8 +9,6 @@ import tiny_lm
 import torch
 from datasets import Dataset
 
-import adpo
-from adpo import exact
 from adpo.integrations.trl import ADPOConfig, ADPOTrainer
 
 GROUP = 4
@@ -173,19 +171,6 @@ def test_rows_of_tied_groups_are_left_out(tmp_path):
     assert logged["adpo/live"] == pytest.approx(1 - tied)
 
 
-def test_coefficients_of_rows_are_those_of_the_table():
-    objective = adpo.presets.anchored_ranking()
-    generator = torch.Generator().manual_seed(0)
-    logp, anchor, rewards = (torch.randn(3, 4, generator=generator, dtype=torch.float64) for _ in range(3))
-    order = torch.randperm(12, generator=generator)
-    ids = torch.arange(3).repeat_interleave(4)[order]
-    flat = [values.reshape(-1)[order] for values in (logp, anchor, rewards)]
-    found = exact.coefficients(objective, flat[0], ids, flat[1], rewards=flat[2])
-    table = objective.coefficients(logp, anchor, rewards=rewards)
-    torch.testing.assert_close(found.coefficients, table.reshape(-1)[order])
-    torch.testing.assert_close(found.loss, objective.loss(logp, anchor, rewards=rewards))
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -194,6 +179,7 @@ def test_coefficients_of_rows_are_those_of_the_table():
         ({"beta": 0.1}, "takes the place of a KL penalty"),
         ({"target": "top1", "divergence": "reverse_kl"}, "label_smoothing"),
         ({"tau": 0.0}, "tau must be"),
+        ({"target": "kde", "label_smoothing": 0.1}, "label_smoothing = 0.1 means nothing to the kde target"),
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(options, words):

@@ -40,7 +40,9 @@ class ADPOConfig(GRPOConfig):  # type: ignore[misc]
         default=True, metadata={"help": "Boltzmann: z-score the rewards of a group, as Algorithm 1 does."}
     )
     ties: str = field(default="efron", metadata={"help": "Plackett-Luce: efron or breslow."})
-    label_smoothing: float = field(default=0.0, metadata={"help": "Share of the target spread evenly."})
+    label_smoothing: float = field(
+        default=0.0, metadata={"help": "Plackett-Luce and top1: share of the target spread evenly."}
+    )
     divergence: str = field(
         default="cross_entropy",
         metadata={"help": "D: cross_entropy, forward_kl, reverse_kl, alpha:0.5 or the like, wasserstein:1."},
@@ -79,6 +81,11 @@ class ADPOConfig(GRPOConfig):  # type: ignore[misc]
         if self.beta != 0:
             raise ValueError(
                 f"beta = {self.beta}: the anchor takes the place of a KL penalty; leave beta at 0 and choose tau"
+            )
+        if self.label_smoothing and self.target in ("boltzmann", "kde"):
+            raise ValueError(
+                f"label_smoothing = {self.label_smoothing} means nothing to the {self.target} target; "
+                "leave it at 0, or raise reward_beta for a flatter target"
             )
         self.objective()
         self.temperature_schedule()
