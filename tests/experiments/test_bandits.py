@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from adpo import Objective, plackett_luce, top1
+from adpo.baselines.trpo import trpo_step
 from adpo.experiments.bandits import fleet
 from adpo.experiments.bandits.measure import Exam
 from adpo.experiments.bandits.methods import GRID, Batch, Groupwise, grid, make, together
@@ -136,6 +137,28 @@ def test_the_natural_step_stays_in_its_region_and_improves_each_run():
     assert torch.all(kl(weights) > 0.001)
 
 
+def test_the_natural_step_of_one_run_is_trpos():
+    worlds = Worlds(SMALL, [Replica(CLEAN, seed) for seed in range(3)])
+    weights = [w.clone() for w in fleet.initial_weights(SMALL, worlds)]
+    draws = worlds.draw()
+    old = fleet.log_policy(weights, draws.contexts)
+    truth = worlds.clean_rewards(draws.contexts)
+    alone = [w[1:2].clone().requires_grad_() for w in weights]
+
+    def loss(w, runs=slice(None)):
+        return -(fleet.log_policy(w, draws.contexts[runs]).exp() * truth[runs]).sum(-1).mean(1)
+
+    def kl(w, runs=slice(None)):
+        return (old[runs].exp() * (old[runs] - fleet.log_policy(w, draws.contexts[runs]))).sum(-1).mean(1)
+
+    one = slice(1, 2)
+    taken = trpo_step(alone, lambda: -loss(alone, one).sum(), lambda: kl(alone, one).sum(), max_kl=0.01)
+    natural_step(weights, loss, kl, TrustRegion(max_kl=0.01))
+    assert taken.accepted
+    for mine, theirs in zip(weights, alone, strict=True):
+        torch.testing.assert_close(mine[1:2], theirs.detach(), rtol=1e-4, atol=1e-6)
+
+
 def test_every_grid_can_be_made():
     for name in GRID:
         for settings in grid(name):
@@ -184,6 +207,8 @@ def test_methods_odd_in_the_reward_stay_at_the_reference_when_half_the_lists_are
     """Every gradient meets its opposite as often: the reference is where they are at rest."""
     protocol = replace(Protocol(), iterations=30, test_contexts=500, held_out_lists=200)
     odd = [
+        make("dpo-hard", {"beta": 0.1}),
+        make("dpo-soft", {"beta": 0.1, "scale": 1.0}),
         make("adpo-pairwise", {"beta": 1.0, "tau": 1.0}),
         make("grpo", {"samples": "policy", "clip": 0.2}),
         make("ppo-clip", {"samples": "policy", "clip": 0.2}),

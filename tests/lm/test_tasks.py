@@ -94,7 +94,6 @@ def test_no_text_breaks_an_evaluation(text):
 def test_sums_and_products_are_exact(numbers, data):
     operators = [data.draw(st.sampled_from("+-*")) for _ in numbers[1:]]
     text = "".join(f"{n}{o}" for n, o in zip(numbers, [*operators, ""], strict=True))
-    expected = numbers[0]
     terms, sign = [numbers[0]], ["+"]
     for operator, number in zip(operators, numbers[1:], strict=True):
         if operator == "*":

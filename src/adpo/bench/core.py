@@ -145,7 +145,7 @@ def run(sizes: tuple[tuple[int, int], ...] = SIZES) -> None:
         (name, groups, 2 if name == "bradley_terry" else k) for name in CASES for groups, k in sizes
     )
     with console.status("") as status:
-        for name, groups, k in dict.fromkeys(cells):
+        for name, groups, k in cells:
             case = CASES[name]
             status.update(f"{name}, {groups} x {k}")
             torch.manual_seed(0)
