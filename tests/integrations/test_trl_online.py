@@ -37,7 +37,7 @@ def completion(step, row):
     return [*body, 1]
 
 
-def trained(folder, size, accumulation, steps=3, processes=1, **options):
+def trained(folder, size, accumulation, steps=3, processes=1, resume=None, peft_config=None, **options):
     groups = size * accumulation * processes // GROUP
     arguments = {
         "output_dir": str(folder),
@@ -67,8 +67,9 @@ def trained(folder, size, accumulation, steps=3, processes=1, **options):
         args=ADPOConfig(**arguments),
         train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in PROMPTS[:groups]]),
         processing_class=tiny_lm.tokenizer(),
+        peft_config=peft_config,
     )
-    trainer.train()
+    trainer.train(resume_from_checkpoint=str(resume) if resume else None)
     return trainer
 
 

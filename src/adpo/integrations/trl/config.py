@@ -17,10 +17,12 @@ from adpo.core.divergences import Divergence
 from adpo.core.objective import Objective
 from adpo.core.targets import Target
 from adpo.core.temperature import ConstantTau, GuardedTau, HybridTau, Temperature
+from adpo.integrations.trl.auto_tau import AutoTau
 
 TargetName = Literal["boltzmann", "kde", "plackett_luce", "top1"]
 AnchorName = Literal["on_policy", "fixed", "ema", "refresh"]
-Schedule = Literal["constant", "guarded", "hybrid"]
+Schedule = Literal["constant", "auto", "guarded", "hybrid"]
+Confidence = Literal["answers", "tokens"]
 Reduction = Literal["sum", "mean"]
 Truncated = Literal["zero", "mask", "keep"]
 DIVERGENCES = ("cross_entropy", "forward_kl", "reverse_kl", "alpha", "wasserstein")
@@ -47,8 +49,18 @@ class ADPOConfig(GRPOConfig):  # type: ignore[misc]
         default="cross_entropy",
         metadata={"help": "D: cross_entropy, forward_kl, reverse_kl, alpha:0.5 or the like, wasserstein:1."},
     )
-    tau: float = field(default=1.0, metadata={"help": "Anchoring temperature (the base of a schedule)."})
-    tau_schedule: str = field(default="constant", metadata={"help": "constant, guarded or hybrid."})
+    tau: float = field(
+        default=1.0,
+        metadata={"help": 'Anchoring temperature (the base of a schedule); "auto" is tau_schedule = auto.'},
+    )
+    tau_schedule: str = field(
+        default="constant",
+        metadata={"help": "constant, auto (u after a rollout's first step has deviation 1), guarded or hybrid."},
+    )
+    tau_confidence: str = field(
+        default="answers",
+        metadata={"help": "Confidence by the entropy of the final answers in a group, or of tokens (one pass)."},
+    )
     tau_min: float = field(default=0.1, metadata={"help": "Lower bound of a schedule."})
     tau_max: float = field(default=10.0, metadata={"help": "Upper bound of a schedule."})
     tau_entropy_weight: float = field(default=0.2, metadata={"help": "Hybrid schedule: weight of confidence."})
@@ -63,16 +75,34 @@ class ADPOConfig(GRPOConfig):  # type: ignore[misc]
         default="zero",
         metadata={"help": "A completion cut at the length limit: reward zero, masked out of its group, or kept."},
     )
+    nll_weight: float = field(
+        default=0.0,
+        metadata={
+            "help": "Weight of the negative log-likelihood of each group's best members: the loss of a group "
+            "leaves their common mass free, this holds it."
+        },
+    )
+    kl_budget: float | None = field(
+        default=None,
+        metadata={"help": "Stop when KL(policy || policy at the start), in nats a completion, exceeds this."},
+    )
+    max_refused_steps: int = field(
+        default=5,
+        metadata={"help": "Steps with a gradient that is not finite, or failures of a reward function, in a row."},
+    )
     disable_dropout: bool = field(
         default=True, metadata={"help": "Dropout would move u away from zero where policy and anchor are equal."}
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if str(self.tau) == "auto":
+            self.tau, self.tau_schedule = 1.0, "auto"
         for name, allowed in {
             "target": get_args(TargetName),
             "anchor": get_args(AnchorName),
             "tau_schedule": get_args(Schedule),
+            "tau_confidence": get_args(Confidence),
             "logp_reduction": get_args(Reduction),
             "truncated": get_args(Truncated),
             "ties": ("efron", "breslow"),
@@ -87,6 +117,17 @@ class ADPOConfig(GRPOConfig):  # type: ignore[misc]
                 f"label_smoothing = {self.label_smoothing} means nothing to the {self.target} target; "
                 "leave it at 0, or raise reward_beta for a flatter target"
             )
+        if self.tau_schedule == "auto" and self.anchor != "on_policy":
+            raise ValueError(
+                f"tau_schedule auto needs the on_policy anchor (u is zero at its first step); got {self.anchor}"
+            )
+        for name, wrong in {
+            "nll_weight": self.nll_weight < 0,
+            "max_refused_steps": self.max_refused_steps < 1,
+            "kl_budget": self.kl_budget is not None and self.kl_budget <= 0,
+        }.items():
+            if wrong:
+                raise ValueError(f"{name} must be positive; got {getattr(self, name)}")
         self.objective()
         self.temperature_schedule()
 
@@ -104,6 +145,8 @@ class ADPOConfig(GRPOConfig):  # type: ignore[misc]
 
     def temperature_schedule(self) -> Temperature:
         """How tau moves."""
+        if self.tau_schedule == "auto":
+            return AutoTau(self.tau)
         if self.tau_schedule == "guarded":
             return GuardedTau(self.tau_min, self.tau_max)
         if self.tau_schedule == "hybrid":

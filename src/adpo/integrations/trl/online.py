@@ -8,53 +8,77 @@ micro-batch back-propagate ``sum c * logp``. Rows whose c is zero are left out.
 
 from __future__ import annotations
 
+import logging
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 from transformers import TrainerCallback
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
 from trl.trainer.utils import shuffle_sequence_dict, split_tensor_dict
 
 from adpo import exact
-from adpo.anchors import EMA, Anchor, Refresh, Self
+from adpo.anchors import EMA, Refresh, Self
+from adpo.integrations.trl import answers, state
+from adpo.integrations.trl.auto_tau import CALIBRATION_ROLLOUTS, AutoTau
 from adpo.integrations.trl.config import ADPOConfig
+from adpo.integrations.trl.guards import GuardedRewards, RefuseBadSteps
+from adpo.integrations.trl.rows import Rows, kept, split, trimmed
 
-Rows = dict[str, Tensor]
-"""Columns of a batch, one row per completion."""
-
-ROW_COLUMNS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "rewards", "groups", "member")
-OPTIONAL_COLUMNS = ("old_per_token_logps", "tool_mask")
+log = logging.getLogger("adpo")
 
 
 class ADPOTrainer(GRPOTrainer):  # type: ignore[misc]
-    """Train a causal language model on rewards with any objective of the core; see `ADPOConfig`."""
+    """Train a causal language model on rewards with any objective of the core; see `ADPOConfig`.
+
+    ``answer_of`` finds the final answer in a completion, for the entropy and the number of different answers in a
+    group; by default what follows ``####`` or stands in the last box, else the whole text.
+    """
 
     _tag_names = ("trl", "adpo")
     _name = "ADPO"
     _buffered_inputs: list[Rows] | None  # the rollout at hand, in micro-batches
 
-    def __init__(self, model: Any, reward_funcs: Any = None, args: ADPOConfig | None = None, **rest: Any) -> None:
+    def __init__(
+        self,
+        model: Any,
+        reward_funcs: Any = None,
+        args: ADPOConfig | None = None,
+        *,
+        answer_of: Callable[[Any], str] = answers.answer_of,
+        **rest: Any,
+    ) -> None:
         if args is None:
             args = ADPOConfig("adpo-output")
         if not isinstance(args, ADPOConfig):
             raise TypeError(f"args must be an ADPOConfig; got {type(args).__name__}")
-        super().__init__(model, reward_funcs, args, **rest)
+        self.reward_guard = GuardedRewards(args.max_refused_steps)
+        super().__init__(model, self.reward_guard.wrap(reward_funcs), args, **rest)
         self.objective = args.objective()
         self.schedule = args.temperature_schedule()
         self.tau: float = args.tau
+        self.answer_of = answer_of
         self.anchor = self._made_anchor(args)
+        self.start = self._made_start(args)
+        self.step_guard = RefuseBadSteps(self, args.max_refused_steps)
+        self.add_callback(self.step_guard)
         self.add_callback(_AfterStep(self))
         self._rewards = torch.zeros(0)  # of the latest rollout, of all ranks
+        self._answers: list[str] = []
+        self._empty = torch.zeros(0, dtype=torch.bool)
         self._sampled_at = -1  # the optimizer step before which the latest rollout was made
         self._planned: list[Rows] = []  # micro-batches of the optimizer step at hand
+        self._calibrating: tuple[Rows, Tensor] | None = None  # rows of a step, and their logp before it
+        self._tallies: dict[str, Tensor] = {}  # sum and count of what micro-batches report
+        self._over_budget = False
         self._check_layout()
 
-    def _made_anchor(self, args: ADPOConfig) -> Anchor | None:
+    def _made_anchor(self, args: ADPOConfig) -> Self | None:
         """None is the on-policy anchor: its log-probabilities are taken when the completions are sampled."""
         policy: nn.Module = self.accelerator.unwrap_model(self.model)
         if args.anchor == "fixed":
@@ -64,6 +88,12 @@ class ADPOTrainer(GRPOTrainer):  # type: ignore[misc]
         if args.anchor == "refresh":
             return Refresh(policy, args.anchor_every)
         return None
+
+    def _made_start(self, args: ADPOConfig) -> Self | None:
+        """The policy at the start of training, where a KL budget needs it."""
+        if args.kl_budget is None:
+            return None
+        return self.anchor if args.anchor == "fixed" else Self(self.accelerator.unwrap_model(self.model))
 
     def _check_layout(self) -> None:
         """A group must not straddle two optimizer steps."""
@@ -76,7 +106,19 @@ class ADPOTrainer(GRPOTrainer):  # type: ignore[misc]
                 "a multiple of num_generations, or sample once per step"
             )
 
+    def train(self, *arguments: Any, **options: Any) -> Any:
+        """As in TRL; a run of refused steps ends in `TrainingStoppedError`."""
+        result = super().train(*arguments, **options)
+        self.step_guard.complain()
+        return result
+
     # What TRL samples and scores, with what the objective needs beside it.
+
+    def _generate_single_turn(self, *arguments: Any, **options: Any) -> Any:
+        """A completion without a single token gets an end, which TRL needs, and is remembered as empty."""
+        ids, *rest = super()._generate_single_turn(*arguments, **options)
+        self._empty = torch.tensor([len(row) == 0 for row in ids])
+        return [row or [self.eos_token_ids[0]] for row in ids], *rest
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         per_function: Tensor = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
@@ -84,16 +126,8 @@ class ADPOTrainer(GRPOTrainer):  # type: ignore[misc]
         rewards = (per_function * weights).nansum(1)
         self._rewards = torch.where(per_function.isnan().all(1), torch.nan, rewards)
         if self.model.training:
-            self._move_tau(completions)
+            self._answers = gather_object([self.answer_of(completion) for completion in completions])
         return per_function
-
-    def _move_tau(self, completions: Sequence[Any]) -> None:
-        answers = gather_object([_text(completion) for completion in completions])
-        entropy = _answer_entropy(answers, self.num_generations)
-        known = self._rewards[torch.isfinite(self._rewards)]
-        if len(known):
-            self.tau = float(self.schedule.update(entropy=entropy, reward=float(known.mean())))
-        self._note(answer_entropy=entropy, tau=self.tau)
 
     def _generate_and_score_completions(self, inputs: Any) -> Rows:
         batch: Rows = super()._generate_and_score_completions(inputs)
@@ -101,26 +135,98 @@ class ADPOTrainer(GRPOTrainer):  # type: ignore[misc]
             return batch
         if "pixel_values" in batch:
             raise ValueError("ADPOTrainer trains on text; this data set has images")
+        self._sampled_at = self.state.global_step
         rows = len(batch["completion_ids"])
         first = self.accelerator.process_index * rows
         rewards = self._rewards[first : first + rows].to(self.accelerator.device)
-        lengths = batch["completion_mask"].sum(1)
-        member = torch.isfinite(rewards) & (lengths > 0)
-        truncated = self._truncated(batch["completion_ids"], lengths)
+        member, cut = self._members(batch, rewards)
         if self.args.truncated == "zero":
-            rewards = torch.where(truncated, 0.0, rewards)
+            rewards = torch.where(cut, 0.0, rewards)
         elif self.args.truncated == "mask":
-            member &= ~truncated
+            member &= ~cut
         batch["rewards"], batch["member"] = rewards, member
         batch["groups"] = torch.arange(first, first + rows, device=rewards.device) // self.num_generations
-        self._sampled_at = self.state.global_step
+        batch["best"], batch["worst"] = self._extremes(rewards, member, first)
+        self._move_tau(batch)
+        if self.start is not None:
+            self._watch_budget(batch, self.start)
         return batch
 
-    def _truncated(self, completion_ids: Tensor, lengths: Tensor) -> Tensor:
-        """Completions that the length limit cut: their last token ends nothing."""
-        last = completion_ids.gather(1, (lengths - 1).clamp(min=0).unsqueeze(1))
+    def _members(self, batch: Rows, rewards: Tensor) -> tuple[Tensor, Tensor]:
+        """Which completions take part, and which of them the length limit cut."""
+        prompts, lengths = batch["prompt_mask"].sum(1), batch["completion_mask"].sum(1)
+        context = getattr(self.accelerator.unwrap_model(self.model).config, "max_position_embeddings", None)
+        out = {
+            "no_reward": ~torch.isfinite(rewards),
+            "empty": (lengths == 0) | self._without_tokens(len(rewards)),
+            "too_long": prompts + lengths > (context or math.inf),
+        }
+        for name, which in out.items():
+            share = float(self.accelerator.reduce(which.float().mean(), reduction="mean"))
+            self._note(**{name: share})
+            if share > 0:
+                log.warning(
+                    "step %d: %.1f %% of completions left out: %s", self.state.global_step, 100 * share, name
+                )
+        member = ~(out["no_reward"] | out["empty"] | out["too_long"])
+        last = batch["completion_ids"].gather(1, (lengths - 1).clamp(min=0).unsqueeze(1))
         ends = torch.tensor([*self.eos_token_ids, self._tokenizer.pad_token_id], device=last.device)
-        return (lengths > 0) & ~torch.isin(last, ends).squeeze(1)
+        return member, member & ~torch.isin(last, ends).squeeze(1)
+
+    def _without_tokens(self, rows: int) -> Tensor:
+        known = len(self._empty) == rows  # not so where a rollout function or tools write the completions
+        return (self._empty if known else torch.zeros(rows, dtype=torch.bool)).to(self.accelerator.device)
+
+    def _extremes(self, rewards: Tensor, member: Tensor, first: int) -> tuple[Tensor, Tensor]:
+        """Weights, summing to one over a group, of its best and of its worst members; zero where all are tied."""
+        table = self.accelerator.gather(torch.where(member, rewards, torch.nan)).view(-1, self.num_generations)
+        high, low = table.nan_to_num(-math.inf).amax(1, True), table.nan_to_num(math.inf).amin(1, True)
+        found = []
+        for extreme in (high, low):
+            weight = ((table == extreme) & (high > low)).to(torch.float64)
+            share = weight / weight.sum(1, keepdim=True).clamp(min=1)
+            found.append(share.view(-1)[first : first + len(rewards)])
+        return found[0], found[1]
+
+    def _move_tau(self, batch: Rows) -> None:
+        size = self.num_generations
+        entropy = answers.entropy(self._answers, size)
+        self._note(answer_entropy=entropy, distinct_answers=answers.distinct(self._answers, size))
+        if self.args.tau_confidence == "tokens":
+            entropy = self._token_entropy(batch)
+            self._note(token_entropy=entropy)
+        known = self._rewards[torch.isfinite(self._rewards)]
+        if len(known):
+            self.tau = float(self.schedule.update(entropy=entropy, reward=float(known.mean())))
+        self._note(tau=self.tau)
+
+    @torch.no_grad()
+    def _token_entropy(self, batch: Rows) -> float:
+        """Mean entropy of the tokens sampled, over the logarithm of the vocabulary's size."""
+        total = torch.zeros(2, dtype=torch.float64, device=self.accelerator.device)
+        columns = {
+            name: batch[name] for name in ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
+        }
+        for part in split(columns, self.args.per_device_train_batch_size):
+            entropies = self._per_token(self.model, part, compute_entropy=True)[1]
+            mask = part["completion_mask"].bool()
+            total += torch.stack([entropies[mask].sum(), mask.sum()]).to(total)
+        total = self.accelerator.reduce(total, reduction="sum")
+        vocabulary = self.accelerator.unwrap_model(self.model).config.vocab_size
+        return min(1.0, float(total[0] / total[1].clamp(min=1)) / math.log(vocabulary))
+
+    def _watch_budget(self, batch: Rows, start: Self) -> None:
+        if start.coincides:
+            distance = 0.0
+        else:
+            rows = kept(batch)
+            moved = self._scored(self.model, rows) - start.logp(lambda _: self._scored(self.model, rows))
+            member = batch["member"]
+            sums = torch.stack([moved[member].sum(), member.sum().to(moved)])
+            total, count = self.accelerator.reduce(sums, reduction="sum").tolist()
+            distance = total / max(1.0, count)
+        self._note(start_kl=distance)
+        self._over_budget = distance > self.args.kl_budget
 
     def _prepare_inputs(self, generation_batch: Any) -> Rows:
         """As TRL: sample when due, cut into micro-batches; and plan each optimizer step before its first one."""
@@ -128,10 +234,7 @@ class ADPOTrainer(GRPOTrainer):  # type: ignore[misc]
             return self._generate_and_score_completions(generation_batch)
         per_rollout = self.args.steps_per_generation
         if self._step % (per_rollout * self.num_iterations) == 0 or self._buffered_inputs is None:
-            batch = self._generate_and_score_completions(generation_batch)
-            batch = {
-                name: batch[name] for name in (*ROW_COLUMNS, *OPTIONAL_COLUMNS) if batch.get(name) is not None
-            }
+            batch = kept(self._generate_and_score_completions(generation_batch))
             if per_rollout <= self.current_gradient_accumulation_steps:
                 batch = shuffle_sequence_dict(batch)  # a step sees the whole rollout: rows may go anywhere
             self._buffered_inputs = split_tensor_dict(batch, per_rollout)
@@ -147,10 +250,11 @@ class ADPOTrainer(GRPOTrainer):  # type: ignore[misc]
         """The window's micro-batches with their coefficients, dead rows left out; ``share`` of a whole step."""
         rows = {name: torch.cat([part[name] for part in window]) for name in window[0]}
         member = rows["member"]
-        counted = int(self.accelerator.reduce(member.sum(), reduction="sum"))
+        present = self.accelerator.gather(torch.where(member, rows["groups"], -1))
+        groups = len(torch.unique(present[present >= 0]))
         c = torch.zeros(len(member), dtype=torch.float64, device=member.device)
         loss = 0.0
-        if counted:
+        if groups:
             logp, anchor_logp = self._both_logp(rows)
             found = exact.coefficients(
                 self.objective,
@@ -160,8 +264,12 @@ class ADPOTrainer(GRPOTrainer):  # type: ignore[misc]
                 tau=self.tau,
                 rewards=rows["rewards"][member],
             )
-            c[member] = found.coefficients * share
+            c[member] = found.coefficients
+            c -= self.args.nll_weight * rows["best"] / groups
+            c *= share
             loss = float(found.loss) * share
+            if not math.isfinite(loss):
+                c.fill_(torch.nan)  # whatever the gradient would have been: the step is to be refused
             self._note(**{name: float(value) for name, value in found.diagnostics._asdict().items()})
         live = c.nonzero().squeeze(1)
         self._note(rows_left_out=1 - len(live) / len(c), loss_of_groups=loss / share)
@@ -169,36 +277,67 @@ class ADPOTrainer(GRPOTrainer):  # type: ignore[misc]
         planned = []
         for part in torch.tensor_split(live, len(window)):
             # Several processes average their gradients in every backward pass: none may sit out.
-            kept = part if len(part) or self.accelerator.num_processes == 1 else live.new_zeros(1)
-            chosen = _trimmed({name: values[kept] for name, values in rows.items()})
-            chosen["loss"] = torch.full((), loss / len(window), device=c.device)
-            planned.append(chosen)
+            chosen = part if len(part) or self.accelerator.num_processes == 1 else live.new_zeros(1)
+            micro = trimmed({name: values[chosen] for name, values in rows.items()})
+            micro["loss"] = torch.full((), loss / len(window), device=c.device)
+            planned.append(micro)
         return planned
 
     def _both_logp(self, rows: Rows) -> tuple[Tensor, Tensor]:
         """Log-probabilities under policy and anchor, ``[rows]``; both zero where they are known to be equal."""
-        first_step = self.state.global_step == self._sampled_at
-        if first_step if self.anchor is None else self.anchor.coincides:
+        steps_since = self.state.global_step - self._sampled_at
+        if steps_since == 0 if self.anchor is None else self.anchor.coincides:
+            self._calibrate_before(rows)
             zero = torch.zeros(len(rows["member"]), device=rows["member"].device)
             return zero, zero
         logp = self._scored(self.model, rows)
         if self.anchor is not None:
-            anchor_logp = self.anchor.logp(lambda _: self._scored(self.model, rows))
-            assert anchor_logp is not None
-            return logp, anchor_logp
-        return logp, self._summed(rows["old_per_token_logps"], rows)
+            return logp, self.anchor.logp(lambda _: self._scored(self.model, rows))
+        anchor_logp = self._summed(rows["old_per_token_logps"], rows)
+        if steps_since == 1:
+            self._measure_tau(rows, logp - anchor_logp)
+        return logp, anchor_logp
+
+    # The automatic temperature.
+
+    def _calibrate_before(self, rows: Rows) -> None:
+        """Where no later step on this rollout will score its rows, measure the first few rollouts by hand."""
+        once = self.num_iterations == 1 and self.args.steps_per_generation <= self.args.gradient_accumulation_steps
+        if isinstance(self.schedule, AutoTau) and once and self.schedule.measured < CALIBRATION_ROLLOUTS:
+            self._calibrating = rows, self._scored(self.model, rows)
+
+    def _calibrate_after(self) -> None:
+        if self._calibrating is not None:
+            rows, before = self._calibrating
+            self._measure_tau(rows, self._scored(self.model, rows) - before)
+            self._calibrating = None
+
+    def _measure_tau(self, rows: Rows, moved: Tensor) -> None:
+        if isinstance(self.schedule, AutoTau):
+            everyone = [self.accelerator.gather(values) for values in (moved, rows["groups"], rows["member"])]
+            member = everyone[2].bool()
+            if member.any():
+                self.schedule.measure(everyone[0][member], everyone[1][member])
+                self._note(u_spread=self.schedule.spread)
+
+    # Log-probabilities.
 
     @torch.no_grad()
     def _scored(self, model: nn.Module, rows: Rows) -> Tensor:
         size = self.args.per_device_train_batch_size
-        return torch.cat([self._logp(model, part) for part in _split(rows, size)])
+        return torch.cat([self._logp(model, part) for part in split(rows, size)])
 
     def _logp(self, model: nn.Module, rows: Rows) -> Tensor:
         """Log-probability of each completion, differentiable."""
+        return self._summed(self._per_token(model, rows)[0], rows)
+
+    def _per_token(self, model: nn.Module, rows: Rows, **options: Any) -> tuple[Tensor, Tensor]:
         ids = torch.cat([rows["prompt_ids"], rows["completion_ids"]], 1)
         mask = torch.cat([rows["prompt_mask"], rows["completion_mask"]], 1)
-        tokens = self._get_per_token_logps_and_entropies(model, ids, mask, rows["completion_ids"].size(1))[0]
-        return self._summed(tokens, rows)
+        found = self._get_per_token_logps_and_entropies(
+            model, ids, mask, rows["completion_ids"].size(1), **options
+        )
+        return found[0], found[1]
 
     def _summed(self, per_token: Tensor, rows: Rows) -> Tensor:
         mask = rows["completion_mask"]
@@ -213,61 +352,64 @@ class ADPOTrainer(GRPOTrainer):  # type: ignore[misc]
             return torch.zeros((), device=self.accelerator.device)
         if not len(inputs["c"]):
             return inputs["loss"].clone().requires_grad_()
-        weighted: Tensor = (inputs["c"] * self._logp(model, inputs)).sum() * self.accelerator.num_processes
+        logp = self._logp(model, inputs)
+        for name in ("best", "worst"):
+            weight = inputs[name] * (inputs["c"] != 0)
+            self._tally(name, (weight * logp.detach()).sum(), weight.sum())
+        weighted: Tensor = (inputs["c"] * logp).sum() * self.accelerator.num_processes
         return weighted - weighted.detach() + inputs["loss"]
+
+    # What is told, and what a checkpoint keeps.
+
+    def _tally(self, name: str, total: Tensor, count: Tensor) -> None:
+        self._tallies[name] = self._tallies.get(name, 0) + torch.stack([total, count])
+
+    def _note_tallies(self) -> None:
+        """Log-probabilities of the best and the worst members, which the micro-batches have seen."""
+        nothing = torch.zeros(2, dtype=torch.float64, device=self.accelerator.device)
+        sums = torch.stack([self._tallies.get(name, nothing) for name in ("best", "worst")])
+        (best, best_count), (worst, worst_count) = self.accelerator.reduce(sums, reduction="sum").tolist()
+        self._tallies = {}
+        if best_count and worst_count:
+            best, worst = best / best_count, worst / worst_count
+            self._note(best_logp=best, worst_logp=worst, logp_margin=best - worst)
 
     def _note(self, **values: float) -> None:
         for name, value in values.items():
             self._metrics["train"][f"adpo/{name}"].append(value)
 
+    @property
+    def _kept_policies(self) -> dict[str, Self]:
+        found = {"anchor": self.anchor, "start": self.start if self.start is not self.anchor else None}
+        return {name: policy for name, policy in found.items() if policy is not None}
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        super()._save_checkpoint(model, trial)
+        if self.args.should_save:
+            folder = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+            numbers = {"tau": self.tau, "schedule": self.schedule.state_dict()}
+            state.save(folder, numbers, self._kept_policies)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: Any) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None:
+            numbers = state.load(Path(checkpoint), self._kept_policies)
+            self.tau = numbers["tau"]
+            self.schedule.load_state_dict(numbers["schedule"])
+
 
 class _AfterStep(TrainerCallback):  # type: ignore[misc]
-    """Tells the anchor that the optimizer has stepped."""
+    """What follows an optimizer step."""
 
     def __init__(self, trainer: ADPOTrainer) -> None:
         self.trainer = trainer
 
-    def on_step_end(self, *_: Any, **__: Any) -> None:
-        if self.trainer.anchor is not None:
-            self.trainer.anchor.on_step()
-
-
-def _split(rows: Rows, size: int) -> list[Rows]:
-    count = len(rows["member"])
-    return [
-        _trimmed({name: values[start : start + size] for name, values in rows.items()})
-        for start in range(0, count, size)
-    ]
-
-
-def _trimmed(rows: Rows) -> Rows:
-    """Without the columns that are padding in every one of these rows."""
-    if not len(rows["member"]):
-        return rows
-    prompt = int(rows["prompt_mask"].any(0).long().argmax())  # padded on the left
-    length = max(1, int(rows["completion_mask"].sum(1).max()))  # padded on the right
-    cut: dict[str, Callable[[Tensor], Tensor]] = {
-        "prompt": lambda values: values[:, prompt:],
-        "completion": lambda values: values[:, :length],
-    }
-    sides = {"prompt_ids": "prompt", "prompt_mask": "prompt", "completion_ids": "completion"}
-    sides |= dict.fromkeys(("completion_mask", *OPTIONAL_COLUMNS), "completion")
-    return {name: cut[sides[name]](values) if name in sides else values for name, values in rows.items()}
-
-
-def _text(completion: Any) -> str:
-    """The text of a completion, which TRL hands over as a string or as messages."""
-    if isinstance(completion, str):
-        return completion.strip()
-    return str(completion[-1].get("content", "")).strip() if completion else ""
-
-
-def _answer_entropy(answers: Sequence[str], size: int) -> float:
-    """Entropy of the answers inside a group over log(group size), mean over groups; 0 where all agree."""
-    if size < 2:
-        return 0.0
-    total, groups = 0.0, len(answers) // size
-    for start in range(0, groups * size, size):
-        counts = Counter(answers[start : start + size]).values()
-        total -= sum(n / size * math.log(n / size) for n in counts)
-    return min(1.0, max(0.0, total / groups / math.log(size)))
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        trainer = self.trainer
+        for policy in trainer._kept_policies.values():
+            policy.on_step()
+        trainer._calibrate_after()
+        trainer._note_tallies()
+        if trainer._over_budget:
+            log.warning("step %d: KL to the start is over kl_budget = %g; stop", state.global_step, args.kl_budget)
+            control.should_save = control.should_training_stop = True
