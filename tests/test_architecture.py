@@ -53,13 +53,17 @@ MAY_IMPORT = {
         "algorithm",
         "baselines",
         "experiments",
+        "provenance",
         "__init__",
         "__version__",
     },
     "lm": {"lm"},
-    "integrations": {"core", "anchors", "exact", "integrations", "__init__"},
+    "integrations": {"core", "anchors", "exact", "lm", "integrations", "__init__"},
+    "training": {"lm", "integrations", "training", "provenance"},
+    "provenance": {"__init__", "__version__"},
     "bench": {"core", "bench", "__init__"},
-    "cli": {"core", "experiments", "__init__"},
+    "cli": {"core", "experiments", "training", "__init__"},
+    "__main__": {"cli"},
 }
 MAY_USE = {  # besides torch: few, named files
     "cli.py": {"typer", "rich"},
@@ -69,8 +73,14 @@ MAY_USE = {  # besides torch: few, named files
     "experiments/bandits/summary.py": {"rich"},
     "experiments/bandits/run.py": {"rich"},
     "lm/verifier_process.py": {"math_verify"},
+    "lm/embedded.py": {"tokenizers", "transformers"},
     "integrations/trl/config.py": {"trl"},
-    "integrations/trl/online.py": {"accelerate", "transformers", "trl"},
+    "integrations/trl/guards.py": {"transformers"},
+    "integrations/trl/scoring.py": {"trl"},
+    "integrations/trl/rollouts.py": {"accelerate"},
+    "integrations/trl/online.py": {"transformers", "trl"},
+    "integrations/trl/state.py": {"safetensors"},
+    "training/settings.py": {"trl", "yaml"},
 }
 
 

@@ -33,7 +33,7 @@ class WarmUp:
     task: str = "arithmetic"
     level: int = 2
     seed: int = 0
-    goal: float = 1 / 3  # share of development problems answered right, sampled at temperature 1
+    goal: float = 1 / 3  # share of development problems whose most likely answer is right
     hidden: int = 128
     layers: int = 3
     batch: int = 128
@@ -121,7 +121,7 @@ def taught(recipe: WarmUp, on_progress: Progress = lambda *_: None) -> tuple[Any
     rows, scored = _encoded(train, tokenizer)
     optimizer = torch.optim.AdamW(model.parameters(), recipe.learning_rate, weight_decay=0.01)
     draw = torch.Generator().manual_seed(recipe.seed)
-    sampling = Sampling(max_new_tokens=_longest(everything), temperature=1.0)
+    sampling = Sampling(max_new_tokens=_longest(everything))
     for step in range(1, recipe.max_steps + 1):
         chosen = torch.randint(len(rows), (recipe.batch,), generator=draw)
         ids, mask = rows[chosen], scored[chosen]

@@ -15,11 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object
 from torch import Tensor, nn
 from transformers import TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
-from trl import GRPOTrainer
 from trl.trainer.utils import shuffle_sequence_dict, split_tensor_dict
 
 from adpo import exact
@@ -28,12 +26,13 @@ from adpo.integrations.trl import answers, state
 from adpo.integrations.trl.auto_tau import CALIBRATION_ROLLOUTS, AutoTau
 from adpo.integrations.trl.config import ADPOConfig
 from adpo.integrations.trl.guards import GuardedRewards, RefuseBadSteps
-from adpo.integrations.trl.rows import Rows, kept, split, trimmed
+from adpo.integrations.trl.rollouts import Rollouts
+from adpo.integrations.trl.rows import Rows, kept, trimmed
 
 log = logging.getLogger("adpo")
 
 
-class ADPOTrainer(GRPOTrainer):  # type: ignore[misc]
+class ADPOTrainer(Rollouts):
     """Train a causal language model on rewards with any objective of the core; see `ADPOConfig`.
 
     ``answer_of`` finds the final answer in a completion, for the entropy and the number of different answers in a
@@ -68,14 +67,9 @@ class ADPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self.step_guard = RefuseBadSteps(self, args.max_refused_steps)
         self.add_callback(self.step_guard)
         self.add_callback(_AfterStep(self))
-        self._rewards = torch.zeros(0)  # of the latest rollout, of all ranks
-        self._answers: list[str] = []
-        self._empty = torch.zeros(0, dtype=torch.bool)
-        self._sampled_at = -1  # the optimizer step before which the latest rollout was made
         self._planned: list[Rows] = []  # micro-batches of the optimizer step at hand
         self._calibrating: tuple[Rows, Tensor] | None = None  # rows of a step, and their logp before it
         self._tallies: dict[str, Tensor] = {}  # sum and count of what micro-batches report
-        self._over_budget = False
         self._check_layout()
 
     def _made_anchor(self, args: ADPOConfig) -> Self | None:
@@ -111,122 +105,6 @@ class ADPOTrainer(GRPOTrainer):  # type: ignore[misc]
         result = super().train(*arguments, **options)
         self.step_guard.complain()
         return result
-
-    # What TRL samples and scores, with what the objective needs beside it.
-
-    def _generate_single_turn(self, *arguments: Any, **options: Any) -> Any:
-        """A completion without a single token gets an end, which TRL needs, and is remembered as empty."""
-        ids, *rest = super()._generate_single_turn(*arguments, **options)
-        self._empty = torch.tensor([len(row) == 0 for row in ids])
-        return [row or [self.eos_token_ids[0]] for row in ids], *rest
-
-    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
-        per_function: Tensor = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        weights = self.reward_weights.to(per_function.device)
-        rewards = (per_function * weights).nansum(1)
-        self._rewards = torch.where(per_function.isnan().all(1), torch.nan, rewards)
-        if self.model.training:
-            self._answers = gather_object([self.answer_of(completion) for completion in completions])
-        return per_function
-
-    def _generate_and_score_completions(self, inputs: Any) -> Rows:
-        batch: Rows = super()._generate_and_score_completions(inputs)
-        if not self.model.training:
-            return batch
-        if "pixel_values" in batch:
-            raise ValueError("ADPOTrainer trains on text; this data set has images")
-        self._sampled_at = self.state.global_step
-        rows = len(batch["completion_ids"])
-        first = self.accelerator.process_index * rows
-        rewards = self._rewards[first : first + rows].to(self.accelerator.device)
-        member, cut = self._members(batch, rewards)
-        if self.args.truncated == "zero":
-            rewards = torch.where(cut, 0.0, rewards)
-        elif self.args.truncated == "mask":
-            member &= ~cut
-        batch["rewards"], batch["member"] = rewards, member
-        batch["groups"] = torch.arange(first, first + rows, device=rewards.device) // self.num_generations
-        batch["best"], batch["worst"] = self._extremes(rewards, member, first)
-        self._move_tau(batch)
-        if self.start is not None:
-            self._watch_budget(batch, self.start)
-        return batch
-
-    def _members(self, batch: Rows, rewards: Tensor) -> tuple[Tensor, Tensor]:
-        """Which completions take part, and which of them the length limit cut."""
-        prompts, lengths = batch["prompt_mask"].sum(1), batch["completion_mask"].sum(1)
-        context = getattr(self.accelerator.unwrap_model(self.model).config, "max_position_embeddings", None)
-        out = {
-            "no_reward": ~torch.isfinite(rewards),
-            "empty": (lengths == 0) | self._without_tokens(len(rewards)),
-            "too_long": prompts + lengths > (context or math.inf),
-        }
-        for name, which in out.items():
-            share = float(self.accelerator.reduce(which.float().mean(), reduction="mean"))
-            self._note(**{name: share})
-            if share > 0:
-                log.warning(
-                    "step %d: %.1f %% of completions left out: %s", self.state.global_step, 100 * share, name
-                )
-        member = ~(out["no_reward"] | out["empty"] | out["too_long"])
-        last = batch["completion_ids"].gather(1, (lengths - 1).clamp(min=0).unsqueeze(1))
-        ends = torch.tensor([*self.eos_token_ids, self._tokenizer.pad_token_id], device=last.device)
-        return member, member & ~torch.isin(last, ends).squeeze(1)
-
-    def _without_tokens(self, rows: int) -> Tensor:
-        known = len(self._empty) == rows  # not so where a rollout function or tools write the completions
-        return (self._empty if known else torch.zeros(rows, dtype=torch.bool)).to(self.accelerator.device)
-
-    def _extremes(self, rewards: Tensor, member: Tensor, first: int) -> tuple[Tensor, Tensor]:
-        """Weights, summing to one over a group, of its best and of its worst members; zero where all are tied."""
-        table = self.accelerator.gather(torch.where(member, rewards, torch.nan)).view(-1, self.num_generations)
-        high, low = table.nan_to_num(-math.inf).amax(1, True), table.nan_to_num(math.inf).amin(1, True)
-        found = []
-        for extreme in (high, low):
-            weight = ((table == extreme) & (high > low)).to(torch.float64)
-            share = weight / weight.sum(1, keepdim=True).clamp(min=1)
-            found.append(share.view(-1)[first : first + len(rewards)])
-        return found[0], found[1]
-
-    def _move_tau(self, batch: Rows) -> None:
-        size = self.num_generations
-        entropy = answers.entropy(self._answers, size)
-        self._note(answer_entropy=entropy, distinct_answers=answers.distinct(self._answers, size))
-        if self.args.tau_confidence == "tokens":
-            entropy = self._token_entropy(batch)
-            self._note(token_entropy=entropy)
-        known = self._rewards[torch.isfinite(self._rewards)]
-        if len(known):
-            self.tau = float(self.schedule.update(entropy=entropy, reward=float(known.mean())))
-        self._note(tau=self.tau)
-
-    @torch.no_grad()
-    def _token_entropy(self, batch: Rows) -> float:
-        """Mean entropy of the tokens sampled, over the logarithm of the vocabulary's size."""
-        total = torch.zeros(2, dtype=torch.float64, device=self.accelerator.device)
-        columns = {
-            name: batch[name] for name in ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
-        }
-        for part in split(columns, self.args.per_device_train_batch_size):
-            entropies = self._per_token(self.model, part, compute_entropy=True)[1]
-            mask = part["completion_mask"].bool()
-            total += torch.stack([entropies[mask].sum(), mask.sum()]).to(total)
-        total = self.accelerator.reduce(total, reduction="sum")
-        vocabulary = self.accelerator.unwrap_model(self.model).config.vocab_size
-        return min(1.0, float(total[0] / total[1].clamp(min=1)) / math.log(vocabulary))
-
-    def _watch_budget(self, batch: Rows, start: Self) -> None:
-        if start.coincides:
-            distance = 0.0
-        else:
-            rows = kept(batch)
-            moved = self._scored(self.model, rows) - start.logp(lambda _: self._scored(self.model, rows))
-            member = batch["member"]
-            sums = torch.stack([moved[member].sum(), member.sum().to(moved)])
-            total, count = self.accelerator.reduce(sums, reduction="sum").tolist()
-            distance = total / max(1.0, count)
-        self._note(start_kl=distance)
-        self._over_budget = distance > self.args.kl_budget
 
     def _prepare_inputs(self, generation_batch: Any) -> Rows:
         """As TRL: sample when due, cut into micro-batches; and plan each optimizer step before its first one."""
@@ -320,31 +198,7 @@ class ADPOTrainer(GRPOTrainer):  # type: ignore[misc]
                 self.schedule.measure(everyone[0][member], everyone[1][member])
                 self._note(u_spread=self.schedule.spread)
 
-    # Log-probabilities.
-
-    @torch.no_grad()
-    def _scored(self, model: nn.Module, rows: Rows) -> Tensor:
-        size = self.args.per_device_train_batch_size
-        return torch.cat([self._logp(model, part) for part in split(rows, size)])
-
-    def _logp(self, model: nn.Module, rows: Rows) -> Tensor:
-        """Log-probability of each completion, differentiable."""
-        return self._summed(self._per_token(model, rows)[0], rows)
-
-    def _per_token(self, model: nn.Module, rows: Rows, **options: Any) -> tuple[Tensor, Tensor]:
-        ids = torch.cat([rows["prompt_ids"], rows["completion_ids"]], 1)
-        mask = torch.cat([rows["prompt_mask"], rows["completion_mask"]], 1)
-        found = self._get_per_token_logps_and_entropies(
-            model, ids, mask, rows["completion_ids"].size(1), **options
-        )
-        return found[0], found[1]
-
-    def _summed(self, per_token: Tensor, rows: Rows) -> Tensor:
-        mask = rows["completion_mask"]
-        if "tool_mask" in rows:
-            mask = mask * rows["tool_mask"]
-        total = torch.where(mask.bool(), per_token.to(torch.float64), 0.0).sum(1)
-        return total / mask.sum(1).clamp(min=1) if self.args.logp_reduction == "mean" else total
+    # The loss.
 
     def _compute_loss(self, model: nn.Module, inputs: Rows) -> Tensor:
         """The gradient of the whole-group loss, and for the log its value."""
@@ -373,10 +227,6 @@ class ADPOTrainer(GRPOTrainer):  # type: ignore[misc]
         if best_count and worst_count:
             best, worst = best / best_count, worst / worst_count
             self._note(best_logp=best, worst_logp=worst, logp_margin=best - worst)
-
-    def _note(self, **values: float) -> None:
-        for name, value in values.items():
-            self._metrics["train"][f"adpo/{name}"].append(value)
 
     @property
     def _kept_policies(self) -> dict[str, Self]:
