@@ -81,6 +81,13 @@ MAY_USE = {  # besides torch: few, named files
     "integrations/trl/online.py": {"transformers", "trl"},
     "integrations/trl/state.py": {"safetensors"},
     "training/settings.py": {"trl", "yaml"},
+    "training/data.py": {"datasets"},
+    "training/command.py": {"rich"},
+    "training/display.py": {"rich"},
+    "training/memory.py": {"peft", "transformers"},
+    "training/models.py": {"datasets", "peft", "transformers"},
+    "training/run.py": {"datasets", "transformers", "trl"},
+    "training/watch.py": {"transformers"},
 }
 
 

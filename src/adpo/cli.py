@@ -78,6 +78,60 @@ def demo(
     console.print(f"{time.perf_counter() - started:.1f} s. Next: `adpo taxonomy`, `adpo env`, the README.")
 
 
+class Method(StrEnum):
+    """Which loss: ours, or TRL's own for comparison."""
+
+    adpo = "adpo"
+    grpo = "grpo"
+    dr_grpo = "dr_grpo"
+    gspo = "gspo"
+
+
+ANY_KEY = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+@app.command(context_settings=ANY_KEY)
+def train(
+    context: typer.Context,
+    config: Annotated[Path | None, typer.Option(help="YAML file of settings.")] = None,
+    method: Annotated[Method | None, typer.Option(help="The loss; TRL's own ones for comparison.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run (a new one under runs/).")] = None,
+    seed: Seed = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the settings, estimate memory, stop.")] = False,
+) -> None:
+    """Fine-tune a language model on verifiable rewards; without arguments a small one, in minutes.
+
+    Any argument of ADPOConfig (or of TRL's GRPOConfig for the other methods) may follow as --key value, and so may
+    model, task, level, data, eval_data, levels, reward, use_peft and the like: see docs/train.md.
+    """
+    _require("train", "lm", "trl", "peft", "math_verify", "tensorboard", "yaml")
+    from adpo.training import command
+
+    command.train(config, context.args, method.value if method else None, out, seed, resume, dry_run)
+
+
+@app.command(name="eval", context_settings=ANY_KEY)
+def evaluate(
+    context: typer.Context,
+    checkpoint: Annotated[Path, typer.Argument(help="Folder of a model or adapter.")],
+    before: Annotated[Path | None, typer.Option(help="Another model, to compare on the same problems.")] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Answers drawn per problem.")] = 8,
+    temperature: Annotated[float, typer.Option(min=0.01, help="Of the drawn answers.")] = 1.0,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 256,
+    out: Annotated[Path | None, typer.Option(help="JSON file for the figures and all answers.")] = None,
+    seed: Seed = 0,
+) -> None:
+    """Accuracy and pass@k of a checkpoint, with confidence intervals.
+
+    Problems are chosen as in train: --data, --levels, --task, --level, --eval_problems and the like.
+    """
+    _require("eval", "lm", "trl", "peft", "math_verify", "yaml")
+    from adpo.training import command
+
+    command.evaluate(checkpoint, before, context.args, samples, temperature, max_new_tokens, out, seed)
+
+
 reproduce = typer.Typer(help="Run the paper's experiments.")
 app.add_typer(reproduce, name="reproduce")
 

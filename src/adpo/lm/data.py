@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +21,27 @@ _LEVEL = re.compile(r"(?:Level )?([0-9]+)")
 
 def load(path: str | Path, levels: Collection[int] | None = None, limit: int | None = None) -> list[Problem]:
     """The problems of a file, in its order; of these ``levels`` alone, at most ``limit`` of them."""
+    return _chosen(read_rows(Path(path)), str(path), levels, limit)
+
+
+def of_rows(rows: Iterable[dict[str, Any]], name: str, levels: Collection[int] | None = None) -> list[Problem]:
+    """The problems of rows that are at hand, such as those of a `datasets.Dataset`."""
+    return _chosen(enumerate(rows, 1), name, levels, None)
+
+
+def _chosen(
+    rows: Iterable[tuple[int, dict[str, Any]]], name: str, levels: Collection[int] | None, limit: int | None
+) -> list[Problem]:
     found: list[Problem] = []
-    for number, row in _rows(Path(path)):
-        problem = _problem(row, f"{path}, line {number}")
+    for number, row in rows:
+        problem = _problem(row, f"{name}, line {number}")
         if levels is None or problem.level in levels:
             found.append(problem)
         if limit is not None and len(found) == limit:
             break
     if not found:
         wanted = f" of levels {sorted(levels)}" if levels is not None else ""
-        raise ValueError(f"{path} holds no problems{wanted}")
+        raise ValueError(f"{name} holds no problems{wanted}")
     return found
 
 
@@ -60,7 +71,8 @@ def final_answer(text: str) -> str | None:
     return None
 
 
-def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Line numbers and objects of a file of JSON lines."""
     if not path.is_file():
         raise ValueError(f"{path} is not a file; expected JSON lines of problems")
     try:

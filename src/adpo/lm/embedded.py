@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adpo.lm.evaluate import Sampling, share_right
-from adpo.lm.tasks import Problem, problems
+from adpo.lm.evaluate import Sampling, answers
+from adpo.lm.tasks import Outcome, Problem, check, problems
 
 CHARACTERS = "0123456789+-*/()=%:>, abcdefghijklmnopqrstuvwxyz"
 PAD, EOS = 0, 1
@@ -132,7 +132,7 @@ def taught(recipe: WarmUp, on_progress: Progress = lambda *_: None) -> tuple[Any
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         if step % recipe.check_every == 0:
-            right = share_right(model, tokenizer, development, sampling)
+            right = _share_right(model, tokenizer, development, sampling)
             on_progress(step, right)
             if right >= recipe.goal:
                 return model, tokenizer
@@ -140,6 +140,12 @@ def taught(recipe: WarmUp, on_progress: Progress = lambda *_: None) -> tuple[Any
         f"{recipe.max_steps} steps of supervised learning did not bring the model to {recipe.goal:.0%} on "
         f"{recipe.task}, level {recipe.level}: choose an easier --level, or give a --model of your own"
     )
+
+
+def _share_right(model: Any, tokenizer: Any, asked: Sequence[Problem], sampling: Sampling) -> float:
+    given = answers(model, tokenizer, [problem.prompt for problem in asked], sampling)
+    right = (check(p.task, p.answer, text) is Outcome.correct for p, (text,) in zip(asked, given, strict=True))
+    return sum(right) / len(asked)
 
 
 def _available(recipe: WarmUp) -> int:

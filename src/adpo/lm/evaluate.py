@@ -1,20 +1,14 @@
-"""How good a model is: answers to held-out problems, accuracy, pass@k, and intervals for them."""
+"""How good a model is: its answers to held-out problems, accuracy, pass@k, and intervals for them."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import torch
-
-from adpo.lm.tasks import Outcome, Problem, check
-
-Judge = Callable[[Sequence[Problem], Sequence[str]], list[Outcome]]
-"""What each text, an answer to the problem at its place, comes to."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +22,7 @@ class Sampling:
     seed: int = 0
 
 
-class Share(NamedTuple):
+class Estimate(NamedTuple):
     """A mean over problems with its 95 % interval."""
 
     value: float
@@ -40,40 +34,38 @@ class Share(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Answers:
-    """What a model gave for each problem, and what became of it."""
+class Scored:
+    """Answers and what each is worth (1 for a right one), a list for every problem."""
 
     texts: list[list[str]]
-    outcomes: list[list[Outcome]]
-    counts: Counter[Outcome] = field(default_factory=Counter)
+    scores: list[list[float]]
 
     @property
-    def right(self) -> list[float]:
-        """Share of right answers, problem by problem."""
-        return [sum(o is Outcome.correct for o in row) / len(row) for row in self.outcomes]
+    def means(self) -> list[float]:
+        return [sum(row) / len(row) for row in self.scores]
 
-    def accuracy(self) -> Share:
-        """Mean over problems: Wilson's interval for one answer each, else by the spread over problems."""
-        right = self.right
-        if all(len(row) == 1 for row in self.outcomes):
-            return wilson(sum(right), len(right))
-        return mean_share(right)
+    def accuracy(self) -> Estimate:
+        """Mean over problems: Wilson's interval for one answer each that is right or wrong, else a normal one."""
+        means = self.means
+        if all(mean in (0.0, 1.0) for mean in means) and all(len(row) == 1 for row in self.scores):
+            return wilson(sum(means), len(means))
+        return normal(means)
 
-    def pass_at(self, k: int) -> Share:
+    def pass_at(self, k: int) -> Estimate:
         """Probability that at least one of k answers is right, without bias from the n that were drawn."""
         values = []
-        for row in self.outcomes:
-            n, c = len(row), sum(o is Outcome.correct for o in row)
-            if k > n:
+        for row in self.scores:
+            n, c = len(row), sum(score >= 1 for score in row)
+            if not 1 <= k <= n:
                 raise ValueError(f"pass@{k} needs at least {k} answers a problem; there are {n}")
             values.append(1 - math.comb(n - c, k) / math.comb(n, k))
-        return mean_share(values)
+        return normal(values)
 
 
 _Z = NormalDist().inv_cdf(0.975)
 
 
-def wilson(right: float, total: int) -> Share:
+def wilson(right: float, total: int) -> Estimate:
     """Wilson's interval for a share of independent trials.
 
     >>> print(wilson(8, 10))
@@ -84,81 +76,54 @@ def wilson(right: float, total: int) -> Share:
     p, z2 = right / total, _Z**2
     middle = (p + z2 / (2 * total)) / (1 + z2 / total)
     half = _Z / (1 + z2 / total) * math.sqrt(p * (1 - p) / total + z2 / (4 * total**2))
-    return Share(p, max(0.0, middle - half), min(1.0, middle + half))
+    return Estimate(p, max(0.0, middle - half), min(1.0, middle + half))
 
 
-def mean_share(values: Sequence[float]) -> Share:
-    """The mean of values in [0, 1] with a normal interval."""
-    low, mean, high = _normal(values)
-    return Share(mean, max(0.0, low), min(1.0, high))
+def normal(values: Sequence[float]) -> Estimate:
+    """The mean with a normal interval.
 
-
-def difference(before: Answers, after: Answers) -> Share:
-    """How much better on the same problems: paired, so that hard problems cancel."""
-    changes = [b - a for a, b in zip(before.right, after.right, strict=True)]
-    low, mean, high = _normal(changes)
-    return Share(mean, low, high)
-
-
-def _normal(values: Sequence[float]) -> tuple[float, float, float]:
+    >>> normal([0.0, 1.0, 1.0, 0.0]).high.__round__(3)
+    1.066
+    """
     if not values:
         raise ValueError("an accuracy needs at least one problem")
     mean = sum(values) / len(values)
     spread = math.sqrt(sum((v - mean) ** 2 for v in values) / max(1, len(values) - 1))
     half = _Z * spread / math.sqrt(len(values))
-    return mean - half, mean, mean + half
+    return Estimate(mean, mean - half, mean + half)
 
 
-def by_task(rows: Sequence[Problem], texts: Sequence[str]) -> list[Outcome]:
-    """Judge bare answers to generated problems."""
-    return [check(problem.task, problem.answer, text) for problem, text in zip(rows, texts, strict=True)]
+def gain(before: Scored, after: Scored) -> Estimate:
+    """How much better on the same problems: paired, so that what is hard for both cancels."""
+    return normal([b - a for a, b in zip(before.means, after.means, strict=True)])
 
 
-def share_right(model: Any, tokenizer: Any, rows: Sequence[Problem], sampling: Sampling) -> float:
-    """Mean accuracy alone."""
-    return answer(model, tokenizer, rows, sampling).accuracy().value
-
-
-def answer(
-    model: Any,
-    tokenizer: Any,
-    rows: Sequence[Problem],
-    sampling: Sampling,
-    judge: Judge = by_task,
-    prompts: Sequence[Any] | None = None,
-) -> Answers:
-    """Let the model answer every problem ``samples`` times; the global random state is left as it was."""
-    asked = list(prompts) if prompts is not None else [problem.prompt for problem in rows]
+def answers(model: Any, tokenizer: Any, prompts: Sequence[Any], sampling: Sampling) -> list[list[str]]:
+    """Let the model answer every prompt ``samples`` times; the global random state is left as it was."""
+    n = sampling.samples
     with torch.random.fork_rng():
         torch.manual_seed(sampling.seed)
-        flat = _generated(model, tokenizer, [p for p in asked for _ in range(sampling.samples)], sampling)
-    outcomes = judge([row for row in rows for _ in range(sampling.samples)], flat)
-    n = sampling.samples
-    return Answers(
-        [flat[i : i + n] for i in range(0, len(flat), n)],
-        [outcomes[i : i + n] for i in range(0, len(outcomes), n)],
-        Counter(outcomes),
-    )
+        flat = _generated(model, tokenizer, [prompt for prompt in prompts for _ in range(n)], sampling)
+    return [flat[i : i + n] for i in range(0, len(flat), n)]
 
 
 @torch.no_grad()
 def _generated(model: Any, tokenizer: Any, prompts: Sequence[Any], sampling: Sampling) -> list[str]:
     training, texts = model.training, []
     model.eval()
+    options: dict[str, Any] = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
+    if sampling.temperature > 0:
+        options = {"do_sample": True, "temperature": sampling.temperature, "top_p": 1.0, "top_k": 0}
     try:
         for start in range(0, len(prompts), sampling.batch):
             inputs = _tokens(tokenizer, prompts[start : start + sampling.batch]).to(model.device)
-            options: dict[str, Any] = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
-            if sampling.temperature > 0:
-                options = {"do_sample": True, "temperature": sampling.temperature, "top_p": 1.0, "top_k": 0}
             out = model.generate(
                 **inputs,
                 **options,
                 max_new_tokens=sampling.max_new_tokens,
                 pad_token_id=tokenizer.pad_token_id,
             )
-            answers = out[:, inputs["input_ids"].shape[1] :]
-            texts += tokenizer.batch_decode(answers, skip_special_tokens=True)
+            texts += tokenizer.batch_decode(out[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
     finally:
         model.train(training)
     return texts

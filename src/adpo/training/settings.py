@@ -1,7 +1,7 @@
 """What `adpo train` is asked for: a YAML file and ``--key value`` pairs become checked settings.
 
-Keys are the fields of `RunSettings` and of the trainer's own arguments: `ADPOConfig`, or TRL's `GRPOConfig` for the
-methods that are TRL's. A key nobody knows is answered with the nearest one that exists.
+Keys are the fields of `RunSettings` and of the trainer's own arguments: `ADPOConfig`, or TRL's `GRPOConfig` for
+the methods that are TRL's. A key nobody knows is answered with the nearest one that exists.
 """
 
 from __future__ import annotations

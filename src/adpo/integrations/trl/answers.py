@@ -5,22 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
-
-from adpo.lm.data import final_answer
-
-
-def text_of(completion: Any) -> str:
-    """The text of a completion, which TRL hands over as a string or as messages."""
-    if isinstance(completion, str):
-        return completion.strip()
-    return str(completion[-1].get("content", "")).strip() if completion else ""
-
-
-def answer_of(completion: Any) -> str:
-    """The final answer where it is marked as one, else the whole text."""
-    text = text_of(completion)
-    return final_answer(text) or text
 
 
 def entropy(answers: Sequence[str], size: int) -> float:

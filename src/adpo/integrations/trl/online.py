@@ -22,12 +22,13 @@ from trl.trainer.utils import shuffle_sequence_dict, split_tensor_dict
 
 from adpo import exact
 from adpo.anchors import EMA, Refresh, Self
-from adpo.integrations.trl import answers, state
+from adpo.integrations.trl import state
 from adpo.integrations.trl.auto_tau import CALIBRATION_ROLLOUTS, AutoTau
 from adpo.integrations.trl.config import ADPOConfig
 from adpo.integrations.trl.guards import GuardedRewards, RefuseBadSteps
 from adpo.integrations.trl.rollouts import Rollouts
 from adpo.integrations.trl.rows import Rows, kept, trimmed
+from adpo.lm.completions import answer_of
 
 log = logging.getLogger("adpo")
 
@@ -49,7 +50,7 @@ class ADPOTrainer(Rollouts):
         reward_funcs: Any = None,
         args: ADPOConfig | None = None,
         *,
-        answer_of: Callable[[Any], str] = answers.answer_of,
+        answer_of: Callable[[Any], str] = answer_of,
         **rest: Any,
     ) -> None:
         if args is None:

@@ -1,0 +1,153 @@
+"""What `adpo train` and `adpo eval` do with their arguments."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.table import Table
+
+from adpo.integrations.trl import TrainingStoppedError
+from adpo.lm.evaluate import Estimate, Scored, gain
+from adpo.lm.rewards import Correct
+from adpo.training import data, memory, run
+from adpo.training.display import Display, make_console, percent, summary_tables
+from adpo.training.exam import Exam
+from adpo.training.models import load_model, lora_config, own_reward, quiet
+from adpo.training.settings import RunSettings, parse_pairs, resolve
+
+
+def train(
+    config: Path | None,
+    words: Sequence[str],
+    method: str | None,
+    out: Path | None,
+    seed: int,
+    resume: bool,
+    dry_run: bool,
+) -> None:
+    """Settings, then a dry run or a real one."""
+    asked = resolve(config, parse_pairs(words), method)
+    display = Display(make_console())
+    if resume and out is None:
+        raise ValueError("--resume needs the --out of the run to go on with")
+    folder = out or Path("runs") / time.strftime("train-%Y%m%d-%H%M%S")
+    if dry_run:
+        _dry_run(run.Ordered(asked, folder, seed), display)
+        return
+    try:
+        summary = run.train(run.Ordered(asked, folder, seed, resume), display)
+    except TrainingStoppedError as error:
+        raise ValueError(f"training stopped: {error}") from error
+    except KeyboardInterrupt:
+        display.say(f"stopped; go on with: adpo train --out {folder} --resume (and the same settings)")
+        raise
+    for table in summary_tables(summary):
+        display.console.print(table)
+    display.say(
+        f"{summary['steps']} steps, {summary['seconds']:.0f} s. Checkpoint: {summary['checkpoint']}. "
+        f"Metrics: {summary['metrics']}. Summary: {folder / 'summary.json'}"
+    )
+
+
+def _dry_run(order: run.Ordered, display: Display) -> None:
+    quiet()
+    asked = order.asked
+    given = run.arguments(asked, order.out, order.seed)
+    # On a machine without the accelerator the run is meant for, its number formats are taken on trust.
+    checked = (
+        given if torch.accelerator.is_available() else {**given, "bf16": False, "tf32": None, "use_cpu": True}
+    )
+    run.trainer_config(asked, checked)
+    table = Table("setting", "value", title=f"{asked.run.method}: a dry run")
+    described = {**asked.described(), **given}
+    for name in sorted(described):
+        if described[name] is not None:
+            table.add_row(name, str(described[name]))
+    display.console.print(table)
+    if asked.run.embedded:
+        display.say("model: embedded, some 600,000 parameters; runs in a few hundred MB of memory")
+        return
+    found = memory.estimate(memory.model_config(asked.run.model), given, lora_config(asked.run))
+    parts = ("weights", "gradients", "optimizer", "anchors", "activations", "generation")
+    shares = ", ".join(f"{part} {getattr(found, part):.1f}" for part in parts)
+    display.say(
+        f"{found.parameters / 1e9:.2f} billion parameters, {found.trainable / 1e9:.3f} of them trained. On one "
+        f"device about {found.total:.1f} GiB: {shares} (the last two take turns)."
+    )
+
+
+def evaluate(
+    checkpoint: Path,
+    before: Path | None,
+    words: Sequence[str],
+    samples: int,
+    temperature: float,
+    max_new_tokens: int,
+    out: Path | None,
+    seed: int,
+) -> None:
+    """Accuracy, pass@k and, with another model, the paired difference."""
+    quiet()
+    settings = _of_run(checkpoint) | parse_pairs(words)
+    asked = resolve(None, {**settings, "eval_every": 0}).run
+    display = Display(make_console())
+    with Correct(seconds=asked.verifier_seconds) as correct:
+        reward = own_reward(asked.reward) if asked.reward else correct
+        found: dict[str, tuple[Scored, Scored]] = {}
+        for name, folder in (("before", before), ("after", checkpoint)):
+            if folder is not None:
+                model, tokenizer = load_model(_folder(folder))
+                rows = data.prepare(asked, tokenizer, seed).test
+                exam = Exam(rows, tokenizer, reward, max_new_tokens, samples, temperature)
+                found[name] = exam.taken(model)
+    figures = _figures(found, samples)
+    table = Table(f"{len(rows)} held-out problems", *found, *(["gain"] if before else []))
+    for name, parts in figures.items():
+        table.add_row(name, *(percent(e._asdict(), signed=part == "gain") for part, e in parts.items()))
+    display.console.print(table)
+    if out is not None:
+        content = {
+            "checkpoint": str(checkpoint),
+            "seed": seed,
+            "figures": {name: {k: e._asdict() for k, e in parts.items()} for name, parts in figures.items()},
+            "answers": {name: {"greedy": g.texts, "sampled": s.texts} for name, (g, s) in found.items()},
+        }
+        out.write_text(json.dumps(content, indent=1) + "\n")
+        display.say(f"Figures and answers: {out}")
+
+
+def _figures(found: dict[str, tuple[Scored, Scored]], samples: int) -> dict[str, dict[str, Estimate]]:
+    rows: dict[str, dict[str, Estimate]] = {
+        "accuracy, most likely answer": {name: greedy.accuracy() for name, (greedy, _) in found.items()},
+        "accuracy, sampled answers": {name: sampled.accuracy() for name, (_, sampled) in found.items()},
+    }
+    for k in (k for k in (2, 4, 8, 16, 32, 64) if k <= samples):
+        rows[f"pass@{k}"] = {name: sampled.pass_at(k) for name, (_, sampled) in found.items()}
+    if "before" in found:
+        for place, name in enumerate(list(rows)[:2]):
+            rows[name]["gain"] = gain(found["before"][place], found["after"][place])
+    return rows
+
+
+def _folder(path: Path) -> Path:
+    """A checkpoint, or the folder of a run that holds one."""
+    for place in (path, path / "best", path / "model"):
+        if any((place / name).exists() for name in ("config.json", "adapter_config.json")):
+            return place
+    raise ValueError(f"{path} holds no model: expected config.json or adapter_config.json in it")
+
+
+def _of_run(checkpoint: Path) -> dict[str, Any]:
+    """The data of the run that made the checkpoint, where it is known."""
+    for folder in (checkpoint, checkpoint.parent):
+        note = folder / "settings.json"
+        if note.exists():
+            known = json.loads(note.read_text())
+            names = RunSettings.__dataclass_fields__
+            return {name: value for name, value in known.items() if name in names and value is not None}
+    return {}

@@ -1,0 +1,161 @@
+"""The rows a run trains on, watches and is tested on: never the same problem twice."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from adpo.lm import data, tasks
+from adpo.lm.tasks import TEST_SHARE, Problem
+from adpo.training.settings import RunSettings
+
+log = logging.getLogger("adpo")
+Row = dict[str, Any]
+"""``prompt``, and what reward functions are given beside it."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """Three sets of rows without a problem in common."""
+
+    train: list[Row]
+    dev: list[Row]  # set aside from the training problems, to watch progress and choose the best checkpoint
+    test: list[Row]  # seen before and after training only
+
+
+def prepare(run: RunSettings, tokenizer: Any, seed: int) -> Data:
+    """The run's rows, with prompts in the form its model understands."""
+    if run.reward is not None and run.data is not None:
+        train, test = _own_rows(run)
+    else:
+        found = _problems(run, seed)
+        train, test = ([_row(problem, run, tokenizer) for problem in problems] for problems in found)
+    random.Random(seed).shuffle(train)
+    dev = train[: min(run.dev_problems, len(train) // 2)] if run.eval_every else []
+    kept = train[len(dev) :]
+    return Data(kept[: run.train_problems], dev, test[: run.eval_problems])
+
+
+def _problems(run: RunSettings, seed: int) -> tuple[list[Problem], list[Problem]]:
+    if run.data is None:
+        wanted = (run.train_problems or 8000) + run.dev_problems
+        return _generated(run, wanted, "train", seed), _generated(run, run.eval_problems, "test", seed)
+    train = _load(run.data, run.data_split, run)
+    if run.eval_data is not None:
+        test = _load(run.eval_data, run.eval_split, run)
+        data.refuse_overlap(train, test)
+        return train, test
+    held_out = [problem for problem in train if tasks.split_of(problem) == "test"]
+    if not held_out:
+        raise ValueError(f"{run.data} is too small to hold problems out of it: give --eval_data as well")
+    return [problem for problem in train if tasks.split_of(problem) == "train"], held_out
+
+
+def _generated(run: RunSettings, count: int, split: tasks.Split, seed: int) -> list[Problem]:
+    """As many as asked for, or as the level has."""
+    while True:
+        try:
+            return tasks.problems(run.task, count, level=run.level, seed=seed, split=split)
+        except ValueError:
+            if count < 2 or run.task not in tasks.TASKS or not 1 <= run.level <= tasks.LEVELS:
+                raise
+            count //= 2
+
+
+def _load(name: str, split: str, run: RunSettings) -> list[Problem]:
+    if Path(name).is_file() or name.endswith((".jsonl", ".json")):
+        return data.load(name, run.levels)
+    return data.of_rows(_named(name, run.data_config, split), f"{name}, {split}", run.levels)
+
+
+def _named(name: str, config: str | None, split: str) -> Any:
+    """A data set by the name `datasets` knows it by; a folder will do."""
+    import datasets
+
+    try:
+        return datasets.load_dataset(name, config, split=split)
+    except Exception as error:  # whatever it meets: files, network, names
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"data set {name!r} cannot be loaded: {reason}") from None
+
+
+def _row(problem: Problem, run: RunSettings, tokenizer: Any) -> Row:
+    columns = {
+        "task": problem.task,
+        "level": problem.level,
+        "answer": problem.answer,
+        "question": problem.question,
+    }
+    if run.embedded:
+        return {"prompt": problem.prompt, **columns}
+    text = f"{problem.question}\n{run.instruction}".strip()
+    if getattr(tokenizer, "chat_template", None):
+        return {"prompt": [{"role": "user", "content": text}], **columns}
+    return {"prompt": f"{text}\n", **columns}
+
+
+def _own_rows(run: RunSettings) -> tuple[list[Row], list[Row]]:
+    """Rows for a reward function of the user's: ``prompt`` and whatever the function reads."""
+    assert run.data is not None
+    train = list(_read(run.data, run.data_split, run))
+    if run.eval_data is not None:
+        test = list(_read(run.eval_data, run.eval_split, run))
+        both = {_key(row) for row in train} & {_key(row) for row in test}
+        if both:
+            raise ValueError(f"{len(both)} prompts are in both training and test data, such as: {min(both)[:80]}")
+        return train, test
+    test = [row for row in train if _held_out(row)]
+    if not test:
+        raise ValueError(f"{run.data} is too small to hold rows out of it: give --eval_data as well")
+    return [row for row in train if not _held_out(row)], test
+
+
+def _read(name: str, split: str, run: RunSettings) -> list[Row]:
+    from_file = Path(name).is_file() or name.endswith((".jsonl", ".json"))
+    rows = data.read_rows(Path(name)) if from_file else enumerate(_named(name, run.data_config, split), 1)
+    found = []
+    for number, row in rows:
+        prompt = row.get("prompt")
+        if not isinstance(prompt, str | list) or not prompt:
+            raise ValueError(f"{name}, line {number}: expected a prompt, text or messages; got {prompt!r:.60}")
+        found.append(dict(row))
+    return found
+
+
+def _key(row: Row) -> str:
+    return json.dumps(row["prompt"], sort_keys=True)
+
+
+def _held_out(row: Row) -> bool:
+    digest = hashlib.sha256(_key(row).encode()).digest()
+    return int.from_bytes(digest[:8]) < TEST_SHARE * 2**64
+
+
+def that_fit(rows: Sequence[Row], tokenizer: Any, context: int | None, completion: int) -> list[Row]:
+    """Without rows whose prompt leaves no room for a completion."""
+    if context is None:
+        return list(rows)
+    kept = [row for row in rows if prompt_tokens(row["prompt"], tokenizer) + completion <= context]
+    if len(kept) < len(rows):
+        log.warning(
+            "%d of %d prompts leave no room for %d tokens in a context of %d: left out",
+            len(rows) - len(kept),
+            len(rows),
+            completion,
+            context,
+        )
+    if not kept:
+        raise ValueError(f"no prompt leaves room for {completion} tokens in the model's context of {context}")
+    return kept
+
+
+def prompt_tokens(prompt: Any, tokenizer: Any) -> int:
+    if isinstance(prompt, str):
+        return len(tokenizer(prompt)["input_ids"])
+    return len(tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, return_dict=False))

@@ -1,0 +1,83 @@
+"""What a person sees while a model trains, and at the end."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+
+class Display:
+    """A bar for the stage at hand; where nobody looks at a terminal, a line now and then."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._live = console.is_terminal
+        self._progress: Progress | None = None
+        self._task: Any = None
+
+    def say(self, text: str) -> None:
+        self.console.print(text, highlight=False)
+
+    @contextmanager
+    def stage(self, name: str, total: int | None) -> Iterator[None]:
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[figures]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+        )
+        with Progress(*columns, console=self.console, transient=True, disable=not self._live) as progress:
+            self._progress, self._task = progress, progress.add_task(name, total=total, figures="")
+            yield
+        self._progress = None
+
+    def at(self, step: int, figures: Mapping[str, float | str | None], line: bool = False) -> None:
+        """Where the stage is; ``line`` asks for a line of its own where there is no bar."""
+        shown = "  ".join(f"{name} {_short(value)}" for name, value in figures.items() if value is not None)
+        if self._progress is not None:
+            self._progress.update(self._task, completed=step, figures=escape(shown))
+        if line and not self._live:
+            self.say(f"step {step}: {shown}")
+
+
+def _short(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:.3g}"
+
+
+def make_console() -> Console:
+    return Console(width=None if sys.stdout.isatty() else 120)
+
+
+def summary_tables(summary: Mapping[str, Any]) -> list[Table]:
+    """Before and after, and a few answers."""
+    figures = Table("held-out problems", "before", "after", "gain")
+    for name, title in (("accuracy", "accuracy, most likely answer"), ("sampled", "accuracy, sampled answers")):
+        before, after, gain = (summary[f"{name}_{part}"] for part in ("before", "after", "gain"))
+        figures.add_row(title, percent(before), percent(after), percent(gain, signed=True))
+    answers = Table("problem", "before", "after", "right answer")
+    for sample in summary["samples"]:
+        cells = (" ".join(str(sample[key]).split())[:60] for key in ("problem", "before", "after", "answer"))
+        answers.add_row(*(escape(cell) for cell in cells))
+    return [figures, answers]
+
+
+def percent(estimate: Mapping[str, float], signed: bool = False) -> str:
+    sign = "+" if signed else ""
+    value, low, high = (100 * estimate[part] for part in ("value", "low", "high"))
+    return f"{value:{sign}.1f} % \\[{low:{sign}.1f}, {high:{sign}.1f}]"

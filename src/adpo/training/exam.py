@@ -1,0 +1,84 @@
+"""Held-out problems before and after training."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from adpo.lm.evaluate import Estimate, Sampling, Scored, answers, gain
+from adpo.training.data import Row
+
+Reward = Callable[..., list[float | None]]
+"""As in TRL: ``reward(prompts=..., completions=..., **columns)``."""
+
+SAMPLES = 4
+"""Answers drawn per problem for the accuracy of sampled answers."""
+
+Taken = tuple[Scored, Scored]
+"""The most likely answers, and the sampled ones."""
+
+
+@dataclass(frozen=True)
+class Exam:
+    """Problems a model answers: the most likely answer, and some sampled ones."""
+
+    rows: Sequence[Row]
+    tokenizer: Any
+    reward: Reward
+    max_new_tokens: int
+    samples: int = SAMPLES
+    temperature: float = 1.0
+
+    def taken(self, model: Any) -> Taken:
+        drawn = Sampling(self.max_new_tokens, self.temperature, self.samples)
+        return self._scored(model, Sampling(self.max_new_tokens)), self._scored(model, drawn)
+
+    def accuracy(self, model: Any) -> Estimate:
+        return self._scored(model, Sampling(self.max_new_tokens)).accuracy()
+
+    def remembered(self, model: Any, path: Path) -> Taken:
+        """As `taken`, kept on disk for a run that is resumed."""
+        if path.exists():
+            greedy, sampled = json.loads(path.read_text())
+            return Scored(**greedy), Scored(**sampled)
+        found = self.taken(model)
+        path.write_text(json.dumps([{"texts": s.texts, "scores": s.scores} for s in found]) + "\n")
+        return found
+
+    def _scored(self, model: Any, sampling: Sampling) -> Scored:
+        texts = answers(model, self.tokenizer, [row["prompt"] for row in self.rows], sampling)
+        flat = [(row, text) for row, given in zip(self.rows, texts, strict=True) for text in given]
+        columns = {name: [row.get(name) for row, _ in flat] for name in self.rows[0] if name != "prompt"}
+        prompts = [row["prompt"] for row, _ in flat]
+        completions = [
+            text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
+            for prompt, (_, text) in zip(prompts, flat, strict=True)
+        ]
+        rewards = self.reward(prompts=prompts, completions=completions, **columns)
+        scores = [float(value) if value is not None else 0.0 for value in rewards]
+        n = sampling.samples
+        return Scored(texts, [scores[i : i + n] for i in range(0, len(scores), n)])
+
+
+def figures(before: Taken, after: Taken) -> dict[str, Any]:
+    found = {}
+    for name, old, new in zip(("accuracy", "sampled"), before, after, strict=True):
+        found[f"{name}_before"] = old.accuracy()._asdict()
+        found[f"{name}_after"] = new.accuracy()._asdict()
+        found[f"{name}_gain"] = gain(old, new)._asdict()
+    return found
+
+
+def samples(rows: Sequence[Row], before: Taken, after: Taken) -> list[Any]:
+    return [
+        {
+            "problem": rows[i].get("question", rows[i]["prompt"]),
+            "before": before[0].texts[i][0],
+            "after": after[0].texts[i][0],
+            "answer": rows[i].get("answer", ""),
+        }
+        for i in range(min(5, len(rows)))
+    ]

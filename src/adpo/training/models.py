@@ -1,0 +1,101 @@
+"""Models and reward functions by name."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from adpo.lm import embedded
+from adpo.training.display import Display
+from adpo.training.exam import Reward
+from adpo.training.settings import RunSettings
+
+
+def quiet() -> None:
+    """Libraries keep their bars and notices to themselves."""
+    import datasets
+    import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    datasets.disable_progress_bars()
+
+
+def load_model(folder: str | Path, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
+    """Model and tokenizer, or an adapter on its base model, by name or folder."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    options = {"dtype": "float32", **(options or {})}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
+        if (Path(folder) / "adapter_config.json").exists():
+            from peft import AutoPeftModelForCausalLM
+
+            model = AutoPeftModelForCausalLM.from_pretrained(folder, **options)
+        else:
+            model = AutoModelForCausalLM.from_pretrained(folder, **options)
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"model {str(folder)!r} cannot be loaded: {reason}") from None
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return model.to(_device()), tokenizer
+
+
+def _device() -> torch.device:
+    return torch.accelerator.current_accelerator() or torch.device("cpu")
+
+
+def model_folder(run: RunSettings, display: Display) -> str:
+    """Where the run's model is; the embedded one is made if need be."""
+    if not run.embedded:
+        return run.model
+    recipe = embedded.WarmUp(task=run.task, level=run.level)
+    if (recipe.folder() / "config.json").exists():
+        display.say(f"model: embedded, warmed up earlier ({recipe.folder()})")
+        return str(recipe.folder())
+    display.say(
+        f"model: embedded; warming it up by supervised learning until it is right {recipe.goal:.0%} of the time"
+    )
+    with display.stage("warm-up", None):
+        path = embedded.warmed_up(
+            recipe, lambda step, right: display.at(step, {"right": f"{right:.0%}"}, line=step % 100 == 0)
+        )
+    return str(path)
+
+
+def lora_config(run: RunSettings) -> Any:
+    """None for training of all weights."""
+    if not run.use_peft:
+        return None
+    from peft import LoraConfig
+
+    return LoraConfig(
+        r=run.lora_r,
+        lora_alpha=run.lora_alpha,
+        lora_dropout=run.lora_dropout,
+        target_modules=run.lora_target_modules or "all-linear",
+        task_type="CAUSAL_LM",
+    )
+
+
+def own_reward(place: str) -> Reward:
+    """``file.py:function``, the user's own code."""
+    path, colon, name = place.rpartition(":")
+    if not colon or not path.endswith(".py"):
+        raise ValueError(f"--reward must be file.py:function; got {place!r}")
+    if not Path(path).is_file():
+        raise ValueError(f"--reward {place}: {path} is not a file")
+    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise ValueError(f"--reward {place}: {path} has no function {name}")
+    found: Reward = function
+    return found

@@ -1,0 +1,197 @@
+"""`adpo train`: from settings to a trained model, its metrics and a summary."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from adpo.lm.rewards import Correct
+from adpo.provenance import provenance
+from adpo.training import data
+from adpo.training.display import Display
+from adpo.training.exam import Exam, Reward, figures, samples
+from adpo.training.models import load_model, lora_config, model_folder, own_reward, quiet
+from adpo.training.settings import Asked, RunSettings
+from adpo.training.watch import BEST, Watch, save
+
+GENERAL: dict[str, Any] = {"report_to": ["tensorboard"], "logging_steps": 5, "save_total_limit": 2}
+EMBEDDED: dict[str, Any] = {
+    "per_device_train_batch_size": 256,
+    "gradient_accumulation_steps": 1,
+    "num_generations": 8,
+    "num_iterations": 2,
+    "max_steps": 300,
+    "learning_rate": 3e-4,
+    "lr_scheduler_type": "cosine",
+    "warmup_steps": 20,
+    "save_steps": 50,
+}
+
+
+@dataclass(frozen=True)
+class Ordered:
+    """Where a run goes and how it begins."""
+
+    asked: Asked
+    out: Path
+    seed: int = 0
+    resume: bool = False
+
+
+def arguments(asked: Asked, out: Path, seed: int, longest_answer: int = 5) -> dict[str, Any]:
+    """All arguments of the trainer: what was asked for over what a run like this begins with."""
+    accelerator = torch.accelerator.is_available()
+    begin: dict[str, Any] = {
+        **GENERAL,
+        "output_dir": str(out),
+        "seed": seed,
+        "bf16": accelerator,
+        "use_cpu": not accelerator,
+        "gradient_checkpointing": accelerator,
+        "disable_tqdm": True,
+    }
+    if asked.run.embedded:
+        begin |= {**EMBEDDED, "max_completion_length": longest_answer}
+    return {**begin, **asked.trainer}
+
+
+def trainer_config(asked: Asked, given: dict[str, Any]) -> Any:
+    """The arguments as the trainer's own class, which checks them."""
+    from trl import GRPOConfig
+
+    from adpo.integrations.trl import ADPOConfig
+
+    kept = {name: value for name, value in given.items() if name != "model_init_kwargs"}
+    return (ADPOConfig if asked.run.method == "adpo" else GRPOConfig)(**kept)
+
+
+def train(order: Ordered, display: Display) -> dict[str, Any]:
+    """Carry the run out; returns the summary that is written to ``summary.json``."""
+    started, origin = time.monotonic(), provenance()
+    run = order.asked.run
+    quiet()
+    folder, checkpoint = _open(order)
+    path = model_folder(run, display)
+    given = arguments(order.asked, folder, order.seed, _longest_answer(run, order.seed))
+    config = trainer_config(order.asked, given)
+    model, tokenizer = load_model(path, given.get("model_init_kwargs"))
+    rows = data.prepare(run, tokenizer, order.seed)
+    context = getattr(model.config, "max_position_embeddings", None)
+    fitting = [
+        data.that_fit(part, tokenizer, context, config.max_completion_length) for part in (rows.train, rows.test)
+    ]
+    timed_out: Literal["mask", "zero"] = "mask" if getattr(config, "truncated", "zero") == "mask" else "zero"
+    with Correct(timed_out, seconds=run.verifier_seconds) as correct:
+        reward = own_reward(run.reward) if run.reward else correct
+        exam = Exam(fitting[1], tokenizer, reward, config.max_completion_length)
+        about = run.data or f"{run.task}, level {run.level}"
+        display.say(
+            f"{run.method} on {about}: {len(fitting[0])} problems to train on, {len(rows.dev)} to watch, "
+            f"{len(fitting[1])} held out; results in {folder}"
+        )
+        before = exam.remembered(model, folder / "before.json")
+        trainer = _trainer(run, model, reward, config, fitting[0], tokenizer)
+        watcher = Exam(rows.dev, tokenizer, reward, config.max_completion_length) if rows.dev else None
+        watch = Watch(trainer, folder, display, watcher.accuracy if watcher else None, run.eval_every)
+        trainer.add_callback(watch)
+        with display.stage("training", _steps(trainer, config)):
+            trainer.train(resume_from_checkpoint=checkpoint)
+        _complain(trainer)
+        final = folder / BEST
+        if watch.best_step < 0:
+            final = folder / "model"
+            save(trainer.accelerator.unwrap_model(trainer.model), tokenizer, final)
+        kept = trainer.model if watch.best_step in (-1, trainer.state.global_step) else load_model(final)[0]
+        after = exam.taken(kept)
+    summary = {
+        "command": " ".join(["adpo", *sys.argv[1:]]),
+        "method": run.method,
+        "model": run.model,
+        "seed": order.seed,
+        "steps": trainer.state.global_step,
+        "checkpoint": str(final),
+        "metrics": str(folder / "metrics.jsonl"),
+        "seconds": round(time.monotonic() - started, 1),
+        **origin,
+        **figures(before, after),
+        "samples": samples(fitting[1], before, after),
+    }
+    (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+    return summary
+
+
+def _open(order: Ordered) -> tuple[Path, str | None]:
+    """The folder of the run, and the checkpoint to go on from."""
+    from transformers.trainer_utils import get_last_checkpoint
+
+    folder, note = order.out, order.out / "settings.json"
+    described = json.loads(json.dumps({**order.asked.described(), "seed": order.seed}))
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"--out {folder} is a file; expected a folder")
+    if order.resume:
+        if not note.exists():
+            raise ValueError(f"--resume: {folder} holds no run of adpo train")
+        if json.loads(note.read_text()) != described:
+            raise ValueError(
+                f"{folder} holds a run with other settings: resume it as it was, or choose another --out"
+            )
+        return folder, get_last_checkpoint(str(folder))
+    if folder.exists() and any(folder.iterdir()):
+        raise ValueError(f"{folder} is not empty: add --resume to go on with its run, or choose another --out")
+    folder.mkdir(parents=True, exist_ok=True)
+    note.write_text(json.dumps(described, indent=1) + "\n")
+    return folder, None
+
+
+def _longest_answer(run: RunSettings, seed: int) -> int:
+    if not run.embedded or run.data is not None:
+        return 256
+    from adpo.lm.tasks import problems
+
+    return max(len(p.answer) for p in problems(run.task, 50, level=run.level, seed=seed)) + 2
+
+
+def _trainer(
+    run: RunSettings, model: Any, reward: Reward, config: Any, rows: list[data.Row], tokenizer: Any
+) -> Any:
+    from datasets import Dataset
+    from transformers.trainer_callback import PrinterCallback
+    from trl import GRPOTrainer
+
+    from adpo.integrations.trl import ADPOTrainer
+    from adpo.integrations.trl.guards import GuardedRewards, RefuseBadSteps
+
+    common = {
+        "args": config,
+        "train_dataset": Dataset.from_list(rows),
+        "processing_class": tokenizer,
+        "peft_config": lora_config(run),
+    }
+    if run.method == "adpo":
+        trainer = ADPOTrainer(model, reward, **common)
+    else:
+        trainer = GRPOTrainer(model, GuardedRewards(5).wrap(reward), **common)
+        trainer.step_guard = RefuseBadSteps(trainer, 5)
+        trainer.add_callback(trainer.step_guard)
+    trainer.remove_callback(PrinterCallback)
+    return trainer
+
+
+def _complain(trainer: Any) -> None:
+    trainer.step_guard.complain()
+
+
+def _steps(trainer: Any, config: Any) -> int | None:
+    if config.max_steps > 0:
+        return int(config.max_steps)
+    per_step = config.generation_batch_size * config.num_iterations // config.num_generations
+    return (
+        int(config.num_train_epochs * len(trainer.train_dataset) * config.num_iterations / max(1, per_step))
+        or None
+    )

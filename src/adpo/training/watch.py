@@ -1,0 +1,88 @@
+"""Watching a run: metrics as JSON lines, held-out accuracy on the way, the best checkpoint kept."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+
+from adpo.lm.evaluate import Estimate
+from adpo.training.display import Display
+
+METRICS = "metrics.jsonl"
+BEST = "best"
+SHOWN = {"reward": "reward", "adpo/tau": "tau", "adpo/anchor_kl": "KL to anchor", "refused_steps": "refused"}
+"""Metrics on the progress bar, and what they are called there."""
+
+
+class Watch(TrainerCallback):  # type: ignore[misc]
+    """Writes every logged figure to ``metrics.jsonl``, shows some of them, and looks at the model now and then."""
+
+    def __init__(
+        self,
+        trainer: Any,
+        folder: Path,
+        display: Display,
+        examine: Callable[[Any], Estimate] | None,
+        every: int,
+    ) -> None:
+        self.trainer, self.folder, self.display = trainer, folder, display
+        self.examine, self.every = examine, every
+        self.best, self.best_step = -1.0, -1
+        self._figures: dict[str, float | str | None] = {}
+        self._recall()
+
+    def _recall(self) -> None:
+        """A run that is resumed knows its best checkpoint."""
+        note = self.folder / BEST / "accuracy.json"
+        if note.exists():
+            known = json.loads(note.read_text())
+            self.best, self.best_step = known["accuracy"], known["step"]
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:  # noqa: ARG002
+        if not state.is_world_process_zero:
+            return
+        with (self.folder / METRICS).open("a") as lines:
+            lines.write(json.dumps({"step": state.global_step, **(logs or {})}) + "\n")
+        self._figures.update({name: logs[key] for key, name in SHOWN.items() if key in (logs or {})})
+        if not self._figures.get("refused"):
+            self._figures["refused"] = None
+        self.display.at(state.global_step, self._figures)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        self.display.at(state.global_step, self._figures)
+        if self.every and state.global_step % self.every == 0:
+            self.look(state)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        if self.every and state.global_step % self.every:
+            self.look(state)
+
+    def look(self, state: Any) -> None:
+        if self.examine is None or not state.is_world_process_zero:
+            return
+        model = self.trainer.accelerator.unwrap_model(self.trainer.model)
+        accuracy = self.examine(model).value
+        self._figures["held-out"] = f"{100 * accuracy:.1f} %"
+        self.trainer.log({"dev/accuracy": accuracy})
+        self.display.at(state.global_step, self._figures, line=True)
+        if accuracy > self.best:
+            self.best, self.best_step = accuracy, state.global_step
+            save(model, self.trainer.processing_class, self.folder / BEST)
+            (self.folder / BEST / "accuracy.json").write_text(
+                json.dumps({"accuracy": accuracy, "step": state.global_step}) + "\n"
+            )
+
+
+def save(model: Any, tokenizer: Any, folder: Path) -> None:
+    """Whole or not at all."""
+    part = folder.with_name(folder.name + ".part")
+    shutil.rmtree(part, ignore_errors=True)
+    model.save_pretrained(part)
+    tokenizer.save_pretrained(part)
+    shutil.rmtree(folder, ignore_errors=True)
+    part.rename(folder)
