@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any, NamedTuple
@@ -98,17 +98,24 @@ def gain(before: Scored, after: Scored) -> Estimate:
     return normal([b - a for a, b in zip(before.means, after.means, strict=True)])
 
 
-def answers(model: Any, tokenizer: Any, prompts: Sequence[Any], sampling: Sampling) -> list[list[str]]:
-    """Let the model answer every prompt ``samples`` times; the global random state is left as it was."""
+def answers(
+    model: Any, tokenizer: Any, prompts: Sequence[Any], sampling: Sampling, chat: Mapping[str, Any] | None = None
+) -> list[list[str]]:
+    """Let the model answer every prompt ``samples`` times; the global random state is left as it was.
+
+    Prompts are text, or messages, to which the chat template is applied with the arguments ``chat``.
+    """
     n = sampling.samples
     with torch.random.fork_rng():
         torch.manual_seed(sampling.seed)
-        flat = _generated(model, tokenizer, [prompt for prompt in prompts for _ in range(n)], sampling)
+        flat = _generated(model, tokenizer, [prompt for prompt in prompts for _ in range(n)], sampling, chat or {})
     return [flat[i : i + n] for i in range(0, len(flat), n)]
 
 
 @torch.no_grad()
-def _generated(model: Any, tokenizer: Any, prompts: Sequence[Any], sampling: Sampling) -> list[str]:
+def _generated(
+    model: Any, tokenizer: Any, prompts: Sequence[Any], sampling: Sampling, chat: Mapping[str, Any]
+) -> list[str]:
     training, texts = model.training, []
     model.eval()
     options: dict[str, Any] = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
@@ -116,7 +123,7 @@ def _generated(model: Any, tokenizer: Any, prompts: Sequence[Any], sampling: Sam
         options = {"do_sample": True, "temperature": sampling.temperature, "top_p": 1.0, "top_k": 0}
     try:
         for start in range(0, len(prompts), sampling.batch):
-            inputs = _tokens(tokenizer, prompts[start : start + sampling.batch]).to(model.device)
+            inputs = _tokens(tokenizer, prompts[start : start + sampling.batch], chat).to(model.device)
             out = model.generate(
                 **inputs,
                 **options,
@@ -129,11 +136,11 @@ def _generated(model: Any, tokenizer: Any, prompts: Sequence[Any], sampling: Sam
     return texts
 
 
-def _tokens(tokenizer: Any, prompts: Sequence[Any]) -> Any:
+def _tokens(tokenizer: Any, prompts: Sequence[Any], chat: Mapping[str, Any]) -> Any:
     """A batch padded on the left; prompts are text, or messages of a chat."""
     options = {"padding": True, "padding_side": "left", "return_tensors": "pt"}
     if isinstance(prompts[0], str):
         return tokenizer(list(prompts), return_token_type_ids=False, **options)
     return tokenizer.apply_chat_template(
-        list(prompts), add_generation_prompt=True, return_dict=True, tokenize=True, **options
+        list(prompts), add_generation_prompt=True, return_dict=True, tokenize=True, **options, **chat
     )

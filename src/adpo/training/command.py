@@ -93,17 +93,16 @@ def evaluate(
 ) -> None:
     """Accuracy, pass@k and, with another model, the paired difference."""
     quiet()
-    settings = _of_run(checkpoint) | parse_pairs(words)
-    asked = resolve(None, {**settings, "eval_every": 0}).run
-    display = Display(make_console())
-    with Correct(seconds=asked.verifier_seconds) as correct:
-        reward = own_reward(asked.reward) if asked.reward else correct
+    asked = resolve(None, {**_of_run(checkpoint), **parse_pairs(words), "eval_every": 0})
+    display, chat = Display(make_console()), asked.trainer.get("chat_template_kwargs") or {}
+    with Correct(seconds=asked.run.verifier_seconds) as correct:
+        reward = own_reward(asked.run.reward) if asked.run.reward else correct
         found: dict[str, tuple[Scored, Scored]] = {}
         for name, folder in (("before", before), ("after", checkpoint)):
             if folder is not None:
                 model, tokenizer = load_model(_folder(folder))
-                rows = data.prepare(asked, tokenizer, seed).test
-                exam = Exam(rows, tokenizer, reward, max_new_tokens, samples, temperature)
+                rows = data.prepare(asked.run, tokenizer, seed).test
+                exam = Exam(rows, tokenizer, reward, max_new_tokens, chat, samples, temperature)
                 found[name] = exam.taken(model)
     figures = _figures(found, samples)
     table = Table(f"{len(rows)} held-out problems", *found, *(["gain"] if before else []))
@@ -148,6 +147,6 @@ def _of_run(checkpoint: Path) -> dict[str, Any]:
         note = folder / "settings.json"
         if note.exists():
             known = json.loads(note.read_text())
-            names = RunSettings.__dataclass_fields__
+            names = {*RunSettings.__dataclass_fields__, "chat_template_kwargs"}
             return {name: value for name, value in known.items() if name in names and value is not None}
     return {}

@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,8 +47,8 @@ def _problems(run: RunSettings, seed: int) -> tuple[list[Problem], list[Problem]
         wanted = (run.train_problems or 8000) + run.dev_problems
         return _generated(run, wanted, "train", seed), _generated(run, run.eval_problems, "test", seed)
     train = _load(run.data, run.data_split, run)
-    if run.eval_data is not None:
-        test = _load(run.eval_data, run.eval_split, run)
+    if run.eval_data is not None or not _is_file(run.data):
+        test = _load(run.eval_data or run.data, run.eval_split, run)
         data.refuse_overlap(train, test)
         return train, test
     held_out = [problem for problem in train if tasks.split_of(problem) == "test"]
@@ -69,9 +69,13 @@ def _generated(run: RunSettings, count: int, split: tasks.Split, seed: int) -> l
 
 
 def _load(name: str, split: str, run: RunSettings) -> list[Problem]:
-    if Path(name).is_file() or name.endswith((".jsonl", ".json")):
+    if _is_file(name):
         return data.load(name, run.levels)
     return data.of_rows(_named(name, run.data_config, split), f"{name}, {split}", run.levels)
+
+
+def _is_file(name: str) -> bool:
+    return Path(name).is_file() or name.endswith((".jsonl", ".json"))
 
 
 def _named(name: str, config: str | None, split: str) -> Any:
@@ -104,8 +108,8 @@ def _own_rows(run: RunSettings) -> tuple[list[Row], list[Row]]:
     """Rows for a reward function of the user's: ``prompt`` and whatever the function reads."""
     assert run.data is not None
     train = list(_read(run.data, run.data_split, run))
-    if run.eval_data is not None:
-        test = list(_read(run.eval_data, run.eval_split, run))
+    if run.eval_data is not None or not _is_file(run.data):
+        test = list(_read(run.eval_data or run.data, run.eval_split, run))
         both = {_key(row) for row in train} & {_key(row) for row in test}
         if both:
             raise ValueError(f"{len(both)} prompts are in both training and test data, such as: {min(both)[:80]}")
@@ -117,8 +121,7 @@ def _own_rows(run: RunSettings) -> tuple[list[Row], list[Row]]:
 
 
 def _read(name: str, split: str, run: RunSettings) -> list[Row]:
-    from_file = Path(name).is_file() or name.endswith((".jsonl", ".json"))
-    rows = data.read_rows(Path(name)) if from_file else enumerate(_named(name, run.data_config, split), 1)
+    rows = data.read_rows(Path(name)) if _is_file(name) else enumerate(_named(name, run.data_config, split), 1)
     found = []
     for number, row in rows:
         prompt = row.get("prompt")
@@ -137,11 +140,13 @@ def _held_out(row: Row) -> bool:
     return int.from_bytes(digest[:8]) < TEST_SHARE * 2**64
 
 
-def that_fit(rows: Sequence[Row], tokenizer: Any, context: int | None, completion: int) -> list[Row]:
+def that_fit(
+    rows: Sequence[Row], tokenizer: Any, context: int | None, completion: int, chat: Mapping[str, Any]
+) -> list[Row]:
     """Without rows whose prompt leaves no room for a completion."""
     if context is None:
         return list(rows)
-    kept = [row for row in rows if prompt_tokens(row["prompt"], tokenizer) + completion <= context]
+    kept = [row for row in rows if prompt_tokens(row["prompt"], tokenizer, chat) + completion <= context]
     if len(kept) < len(rows):
         log.warning(
             "%d of %d prompts leave no room for %d tokens in a context of %d: left out",
@@ -155,7 +160,9 @@ def that_fit(rows: Sequence[Row], tokenizer: Any, context: int | None, completio
     return kept
 
 
-def prompt_tokens(prompt: Any, tokenizer: Any) -> int:
+def prompt_tokens(prompt: Any, tokenizer: Any, chat: Mapping[str, Any]) -> int:
+    """Length of a prompt; ``chat`` are arguments of the chat template."""
     if isinstance(prompt, str):
         return len(tokenizer(prompt)["input_ids"])
-    return len(tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, return_dict=False))
+    options = {"add_generation_prompt": True, "tokenize": True, "return_dict": False, **chat}
+    return len(tokenizer.apply_chat_template(prompt, **options))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ class Exam:
     tokenizer: Any
     reward: Reward
     max_new_tokens: int
+    chat: Mapping[str, Any] = field(default_factory=dict)  # arguments of the chat template
     samples: int = SAMPLES
     temperature: float = 1.0
 
@@ -49,7 +50,7 @@ class Exam:
         return found
 
     def _scored(self, model: Any, sampling: Sampling) -> Scored:
-        texts = answers(model, self.tokenizer, [row["prompt"] for row in self.rows], sampling)
+        texts = answers(model, self.tokenizer, [row["prompt"] for row in self.rows], sampling, self.chat)
         flat = [(row, text) for row, given in zip(self.rows, texts, strict=True) for text in given]
         columns = {name: [row.get(name) for row, _ in flat] for name in self.rows[0] if name != "prompt"}
         prompts = [row["prompt"] for row, _ in flat]

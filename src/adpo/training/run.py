@@ -83,13 +83,12 @@ def train(order: Ordered, display: Display) -> dict[str, Any]:
     model, tokenizer = load_model(path, given.get("model_init_kwargs"))
     rows = data.prepare(run, tokenizer, order.seed)
     context = getattr(model.config, "max_position_embeddings", None)
-    fitting = [
-        data.that_fit(part, tokenizer, context, config.max_completion_length) for part in (rows.train, rows.test)
-    ]
+    longest, chat = config.max_completion_length, config.chat_template_kwargs or {}
+    fitting = [data.that_fit(part, tokenizer, context, longest, chat) for part in (rows.train, rows.test)]
     timed_out: Literal["mask", "zero"] = "mask" if getattr(config, "truncated", "zero") == "mask" else "zero"
     with Correct(timed_out, seconds=run.verifier_seconds) as correct:
         reward = own_reward(run.reward) if run.reward else correct
-        exam = Exam(fitting[1], tokenizer, reward, config.max_completion_length)
+        exam = Exam(fitting[1], tokenizer, reward, longest, chat)
         about = run.data or f"{run.task}, level {run.level}"
         display.say(
             f"{run.method} on {about}: {len(fitting[0])} problems to train on, {len(rows.dev)} to watch, "
@@ -97,7 +96,7 @@ def train(order: Ordered, display: Display) -> dict[str, Any]:
         )
         before = exam.remembered(model, folder / "before.json")
         trainer = _trainer(run, model, reward, config, fitting[0], tokenizer)
-        watcher = Exam(rows.dev, tokenizer, reward, config.max_completion_length) if rows.dev else None
+        watcher = Exam(rows.dev, tokenizer, reward, longest, chat) if rows.dev else None
         watch = Watch(trainer, folder, display, watcher.accuracy if watcher else None, run.eval_every)
         trainer.add_callback(watch)
         with display.stage("training", _steps(trainer, config)):
