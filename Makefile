@@ -4,8 +4,8 @@ BIN := .venv/bin
 
 .PHONY: run test check unit format bench clean
 
-run: .venv/.ready  ## environment + the smallest real job
-	$(BIN)/adpo demo
+run: .venv/.ready  ## environment + training of the embedded model: minutes
+	$(BIN)/adpo train
 
 test: check unit  ## environment + lint + types + tests
 

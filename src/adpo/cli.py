@@ -218,13 +218,18 @@ def env() -> None:
     Console().print(table)
 
 
+STOPPED = 130  # what a shell gives to a program that Ctrl-C ended
+
+
 def main() -> None:
     """Run the command; anything wrong with the input is one line and exit code 2."""
     try:
         code = app(args=sys.argv[1:] or ["--help"], standalone_mode=False)
+        if code == STOPPED:
+            print("adpo: stopped", file=sys.stderr)
     except (typer.Abort, KeyboardInterrupt):
         print("adpo: stopped", file=sys.stderr)
-        code = 130
+        code = STOPPED
     except ValueError as error:
         print(f"adpo: {error}", file=sys.stderr)
         code = 2

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from adpo.lm.evaluate import Sampling, answers
-from adpo.lm.tasks import Outcome, Problem, check, problems
+from adpo.lm.tasks import Outcome, Problem, check, up_to
 
 CHARACTERS = "0123456789+-*/()=%:>, abcdefghijklmnopqrstuvwxyz"
 PAD, EOS = 0, 1
@@ -40,7 +40,8 @@ class WarmUp:
     learning_rate: float = 1e-3
     max_steps: int = 3000
     check_every: int = 10
-    development: int = 256  # training problems set aside to decide when to stop
+    problems: int = 8000
+    development: int = 256  # of them set aside, to decide when to stop
 
     def folder(self) -> Path:
         text = json.dumps(asdict(self), sort_keys=True)
@@ -115,8 +116,9 @@ def taught(recipe: WarmUp, on_progress: Progress = lambda *_: None) -> tuple[Any
     """Model and tokenizer after supervised learning up to the goal."""
     if recipe.task == "countdown":
         raise ValueError("countdown has no worked answers to warm a model up with; give a --model of your own")
-    everything = problems(recipe.task, _available(recipe), level=recipe.level, seed=recipe.seed)
-    development, train = everything[: recipe.development], everything[recipe.development :]
+    everything = up_to(recipe.task, recipe.problems, level=recipe.level, seed=recipe.seed)
+    aside = min(recipe.development, len(everything) // 5)
+    development, train = everything[:aside], everything[aside:]
     model, tokenizer = make_model(recipe), make_tokenizer()
     rows, scored = _encoded(train, tokenizer)
     optimizer = torch.optim.AdamW(model.parameters(), recipe.learning_rate, weight_decay=0.01)
@@ -146,17 +148,6 @@ def _share_right(model: Any, tokenizer: Any, asked: Sequence[Problem], sampling:
     given = answers(model, tokenizer, [problem.prompt for problem in asked], sampling)
     right = (check(p.task, p.answer, text) is Outcome.correct for p, (text,) in zip(asked, given, strict=True))
     return sum(right) / len(asked)
-
-
-def _available(recipe: WarmUp) -> int:
-    """Small levels have few distinct problems."""
-    for count in (8000, 4000, 2000, 1000, 500):
-        try:
-            problems(recipe.task, count, level=recipe.level, seed=recipe.seed)
-        except ValueError:
-            continue
-        return count
-    raise ValueError(f"{recipe.task} at level {recipe.level} has too few problems to learn from")
 
 
 def _encoded(rows: Sequence[Problem], tokenizer: Any) -> tuple[Tensor, Tensor]:

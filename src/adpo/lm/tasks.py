@@ -82,6 +82,17 @@ def problems(task: str, count: int, *, level: int, seed: int, split: Split = "tr
     return list(found.values())
 
 
+def up_to(task: str, count: int, *, level: int, seed: int, split: Split = "train") -> list[Problem]:
+    """As many problems as asked for, or about as many as a small level has."""
+    while True:
+        try:
+            return problems(task, count, level=level, seed=seed, split=split)
+        except ValueError:
+            if count < 2 or task not in TASKS or not 1 <= level <= LEVELS:
+                raise
+            count = count * 4 // 5
+
+
 def check(task: str, answer: str, given: str) -> Outcome:
     """Whether ``given``, the final answer of a model, solves the problem."""
     if len(given) > 10_000 or "\0" in given:

@@ -58,14 +58,7 @@ def _problems(run: RunSettings, seed: int) -> tuple[list[Problem], list[Problem]
 
 
 def _generated(run: RunSettings, count: int, split: tasks.Split, seed: int) -> list[Problem]:
-    """As many as asked for, or as the level has."""
-    while True:
-        try:
-            return tasks.problems(run.task, count, level=run.level, seed=seed, split=split)
-        except ValueError:
-            if count < 2 or run.task not in tasks.TASKS or not 1 <= run.level <= tasks.LEVELS:
-                raise
-            count //= 2
+    return tasks.up_to(run.task, count, level=run.level, seed=seed, split=split)
 
 
 def _load(name: str, split: str, run: RunSettings) -> list[Problem]:

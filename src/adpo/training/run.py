@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 
 from adpo.lm.rewards import Correct
+from adpo.lm.tasks import up_to
 from adpo.provenance import provenance
 from adpo.training import data
 from adpo.training.display import Display
@@ -151,9 +152,7 @@ def _open(order: Ordered) -> tuple[Path, str | None]:
 def _longest_answer(run: RunSettings, seed: int) -> int:
     if not run.embedded or run.data is not None:
         return 256
-    from adpo.lm.tasks import problems
-
-    return max(len(p.answer) for p in problems(run.task, 50, level=run.level, seed=seed)) + 2
+    return max(len(problem.answer) for problem in up_to(run.task, 50, level=run.level, seed=seed)) + 2
 
 
 def _trainer(

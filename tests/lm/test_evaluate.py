@@ -1,0 +1,125 @@
+"""Accuracy, pass@k and their intervals; answers of a model; the reward for right ones."""
+
+import itertools
+import math
+import random
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from adpo.lm.embedded import WarmUp, make_model, make_tokenizer
+from adpo.lm.evaluate import Sampling, Scored, answers, gain, normal, wilson
+from adpo.lm.rewards import Correct
+from adpo.lm.tasks import Outcome
+
+
+def scored(rows):
+    return Scored([["x"] * len(row) for row in rows], rows)
+
+
+@pytest.mark.parametrize("n", [3, 5])
+def test_pass_at_k_is_the_mean_over_all_choices_of_k_answers(n):
+    draw = random.Random(n)
+    rows = [[float(draw.random() < 0.3) for _ in range(n)] for _ in range(7)]
+    for k in range(1, n + 1):
+        choices = [[max(c) for c in itertools.combinations(row, k)] for row in rows]
+        expected = sum(sum(c) / len(c) for c in choices) / len(choices)
+        assert scored(rows).pass_at(k).value == pytest.approx(expected)
+    assert scored(rows).pass_at(1).value == pytest.approx(scored(rows).accuracy().value)
+    with pytest.raises(ValueError, match=f"pass@{n + 1} needs at least"):
+        scored(rows).pass_at(n + 1)
+
+
+def test_intervals_cover_the_truth_about_95_times_in_100():
+    draw = random.Random(0)
+    covered = {"wilson": 0, "normal": 0}
+    for _ in range(1000):
+        right = [float(draw.random() < 0.3) for _ in range(60)]
+        for name, found in {"wilson": wilson(sum(right), 60), "normal": normal(right)}.items():
+            covered[name] += found.low <= 0.3 <= found.high
+    assert 920 <= covered["wilson"] <= 980
+    assert 910 <= covered["normal"] <= 980
+
+
+def test_certain_answers_have_an_interval_all_the_same():
+    assert wilson(0, 20).high == pytest.approx(0.161, abs=1e-3)
+    assert wilson(20, 20).low == pytest.approx(0.839, abs=1e-3)
+    with pytest.raises(ValueError, match="at least one problem"):
+        wilson(0, 0)
+    with pytest.raises(ValueError, match="at least one problem"):
+        normal([])
+
+
+def test_a_gain_is_paired():
+    """Ten problems are hard for both: what is left is nine out of twenty, all in one direction."""
+    before = scored([[0.0]] * 19 + [[1.0]])
+    after = scored([[0.0]] * 10 + [[1.0]] * 10)
+    found = gain(before, after)
+    assert found.value == pytest.approx(0.45)
+    assert found.low > 0
+    assert gain(after, before).value == pytest.approx(-0.45)
+    with pytest.raises(ValueError, match="zip"):
+        gain(before, scored([[1.0]]))
+
+
+def test_answers_come_in_order_and_leave_the_random_state_alone():
+    model, tokenizer = make_model(WarmUp(hidden=16, layers=1)), make_tokenizer()
+    prompts = [f"{n}+{n}=" for n in range(7)]
+    state = torch.get_rng_state()
+    drawn = answers(model, tokenizer, prompts, Sampling(4, temperature=1.0, samples=3, batch=5))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert [len(row) for row in drawn] == [3] * 7
+    assert drawn == answers(model, tokenizer, prompts, Sampling(4, temperature=1.0, samples=3, batch=5))
+    greedy = answers(model, tokenizer, prompts, Sampling(4))
+    assert greedy == answers(model, tokenizer, prompts, Sampling(4, batch=2))
+    for prompt, (text,) in zip(prompts, greedy, strict=True):
+        ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
+        for _ in range(4):
+            following = model(ids).logits[0, -1].argmax()
+            if following == tokenizer.eos_token_id:
+                break
+            ids = torch.cat([ids, following.view(1, 1)], 1)
+        assert tokenizer.decode(ids[0], skip_special_tokens=True) == prompt + text
+    assert model.training is True  # as it was
+
+
+def test_right_answers_are_rewarded_and_outcomes_told():
+    told = {}
+    with Correct() as reward:
+        rewards = reward(
+            completions=["12", "so it is #### 12", "13", "a dozen", [{"role": "assistant", "content": "12"}]],
+            task=["arithmetic"] * 5,
+            answer=["12"] * 5,
+            log_metric=told.__setitem__,
+        )
+    assert rewards == [1.0, 1.0, 0.0, 0.0, 1.0]
+    assert told == {
+        "outcomes/correct": 0.6,
+        "outcomes/wrong": 0.2,
+        "outcomes/unparsable": 0.2,
+        "outcomes/timed_out": 0.0,
+    }
+    assert reward.counts == {Outcome.correct: 3, Outcome.wrong: 1, Outcome.unparsable: 1}
+
+
+@pytest.mark.parametrize(("rule", "expected"), [("zero", 0.0), ("mask", None)])
+def test_a_check_that_times_out_scores_zero_or_is_left_out(monkeypatch, rule, expected):
+    with Correct(rule) as reward:
+        monkeypatch.setattr(reward, "_verified", lambda pairs: [Outcome.timed_out] * len(pairs))
+        assert reward(completions=["9^9^9", "4"], task=["math", "arithmetic"], answer=["1", "4"]) == [
+            expected,
+            1.0,
+        ]
+
+
+def test_mathematics_goes_to_the_verifier_and_back_to_its_place():
+    with Correct(workers=1) as reward:
+        found = reward(
+            completions=[r"\boxed{\frac{1}{2}}", "7", "nothing"],
+            task=["math", "arithmetic", "math"],
+            answer=["0.5", "7", "3"],
+        )
+    assert found == [1.0, 1.0, 0.0]
+    assert math.isclose(sum(reward.counts.values()), 3)

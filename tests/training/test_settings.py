@@ -1,0 +1,129 @@
+"""Settings of `adpo train`: names, types, files, examples."""
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("trl")
+
+from adpo.training import memory, run
+from adpo.training.settings import METHODS, parse_pairs, read_yaml, resolve
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def test_the_command_line_wins_over_the_file(tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text("method: adpo\nlearning_rate: 1e-5\ntau: 0.5\nlevels: [3, 4]\n")
+    asked = resolve(file, parse_pairs(["--tau", "0.8", "--max-steps=7", "--use_peft"]))
+    assert asked.trainer == {"learning_rate": 1e-5, "tau": 0.8, "max_steps": 7}
+    assert asked.run.levels == [3, 4]
+    assert asked.run.use_peft is True
+
+
+@pytest.mark.parametrize(
+    ("pairs", "words"),
+    [
+        ({"learning_rte": 1e-5}, "no setting 'learning_rte'; did you mean learning_rate"),
+        ({"num_generation": 8}, "did you mean num_generations"),
+        ({"modle": "x"}, "did you mean model"),
+        ({"qwertyuiop": 1}, "no setting 'qwertyuiop'$"),
+        ({"learning_rate": "fast"}, "learning_rate must be a number; got 'fast'"),
+        ({"max_steps": 2.5}, "max_steps must be a whole number; got 2.5"),
+        ({"use_peft": "maybe"}, "use_peft must be true or false; got 'maybe'"),
+        ({"levels": "3"}, "levels must be a list; got '3'"),
+        ({"method": "grpoo"}, "did you mean grpo"),
+        ({"trust_remote_code": True}, "code from a model repository is never run"),
+        ({"output_dir": "x"}, "chosen with --out"),
+        ({"epsilon": 0.2}, "epsilon shapes a loss that method adpo does not use"),
+        ({"method": "grpo", "tau": 0.5}, "tau is an argument of method adpo; method grpo does not know it"),
+        ({"eval_problems": 0}, "eval_problems must be at least 1"),
+        ({"verifier_seconds": 0}, "verifier_seconds must be positive"),
+    ],
+)
+def test_a_mistake_is_one_clear_line(pairs, words):
+    with pytest.raises(ValueError, match=words) as error:
+        resolve(None, pairs)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("a: [1", "is not YAML"), ("- 1\n- 2", "expected lines of `key: value`"), ("1: 2", "expected")],
+)
+def test_a_file_that_is_no_settings(tmp_path, text, words):
+    (tmp_path / "bad.yaml").write_text(text)
+    with pytest.raises(ValueError, match=words):
+        read_yaml(tmp_path / "bad.yaml")
+    with pytest.raises(ValueError, match="is not a file"):
+        read_yaml(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"), [(["tau", "1"], "expected --key"), (["--a", "1", "--a=2"], "twice")]
+)
+def test_pairs_that_are_none(words, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        parse_pairs(words)
+
+
+def test_tau_may_be_auto():
+    asked = resolve(None, parse_pairs(["--tau", "auto"]))
+    config = run.trainer_config(asked, run.arguments(asked, Path("unused"), 0))
+    assert config.tau_schedule == "auto"
+
+
+def test_examples_differ_only_where_the_methods_do():
+    files = {name: read_yaml(EXAMPLES / f"qwen3_math_{name}.yaml") for name in ("adpo", "grpo", "gspo")}
+    own = {"method", "target", "anchor", "tau", "tau_schedule", "tau_entropy_weight", "tau_reward_weight"}
+    theirs = {"method", "epsilon", "beta"}
+    common = [{k: v for k, v in file.items() if k not in own | theirs} for file in files.values()]
+    assert common[0] == common[1] == common[2]
+    assert set(files["adpo"]) - set(common[0]) == own
+    assert set(files["grpo"]) - set(common[1]) == set(files["gspo"]) - set(common[2]) == theirs
+    assert [file["method"] for file in files.values()] == ["adpo", "grpo", "gspo"]
+
+
+def test_examples_are_the_papers_configuration():
+    asked = resolve(EXAMPLES / "qwen3_math_adpo.yaml", {})
+    assert asked.run.model == "Qwen/Qwen3-1.7B"
+    assert asked.run.levels == [3, 4]
+    expected = {
+        "num_generations": 8,
+        "learning_rate": 1.5e-5,
+        "lr_scheduler_type": "cosine",
+        "per_device_train_batch_size": 8,
+        "gradient_accumulation_steps": 16,
+        "num_train_epochs": 2,
+        "max_completion_length": 1024,
+        "target": "plackett_luce",
+        "tau_schedule": "hybrid",
+        "tau": 0.8,
+        "tau_entropy_weight": 0.2,
+        "tau_reward_weight": 0.5,
+        "anchor": "on_policy",
+    }
+    assert expected.items() <= asked.trainer.items()
+    for name in ("grpo", "gspo"):
+        trainer = resolve(EXAMPLES / f"qwen3_math_{name}.yaml", {}).trainer
+        assert (trainer["epsilon"], trainer["beta"]) == (0.2, 0.0)
+        assert trainer["importance_sampling_level"] == METHODS[name]["importance_sampling_level"]
+
+
+def test_memory_counts_parameters_exactly_and_without_weights():
+    config = memory.model_config("Qwen/Qwen3-1.7B")
+    found = memory.estimate(config, {"per_device_train_batch_size": 8, "max_completion_length": 1024})
+    assert found.parameters == found.trainable == 1_720_574_976
+    assert found.weights == pytest.approx(4 * found.parameters / 2**30)
+    assert found.optimizer == pytest.approx(2 * found.weights)
+    half = memory.estimate(config, {"model_init_kwargs": {"dtype": "bfloat16"}, "anchor": "ema"})
+    assert half.weights == pytest.approx(found.weights / 2)
+    assert half.anchors == pytest.approx(found.weights)  # a float32 shadow
+    asked = resolve(EXAMPLES / "qwen2.5_7b_math_adpo.yaml", {})
+    from adpo.training.models import lora_config
+
+    adapter = memory.estimate(memory.model_config(asked.run.model), asked.trainer, lora_config(asked.run))
+    assert adapter.parameters - adapter.trainable == 7_615_616_512
+    assert adapter.total < 40
+    with pytest.raises(ValueError, match="configuration of model '/nowhere' cannot be found"):
+        memory.model_config("/nowhere")

@@ -1,0 +1,289 @@
+"""`adpo train` and `adpo eval`, typed as a user types them, on a model of a few thousand parameters."""
+
+import json
+import math
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("trl")
+
+from adpo import cli
+from adpo.lm.embedded import WarmUp, make_model, make_tokenizer, warmed_up
+
+SMALL = WarmUp(hidden=16, layers=1)
+SPEED = {
+    "--max_steps": 4,
+    "--per_device_train_batch_size": 16,
+    "--num_generations": 4,
+    "--max_completion_length": 4,
+    "--eval_problems": 20,
+    "--dev_problems": 10,
+    "--eval_every": 2,
+    "--logging_steps": 1,
+    "--save_steps": 2,
+    "--save_total_limit": 4,
+    "--learning_rate": 1e-3,
+}
+
+
+def fast(*words):
+    """The words, and what keeps a run short where they do not speak of it."""
+    return [*words, *(str(part) for name, value in SPEED.items() if name not in words for part in (name, value))]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    made = make_model(SMALL)
+    made.save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def typed(monkeypatch, capsys):
+    """Run the command in this process: exit code, output, errors."""
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["adpo", *map(str, words)])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        said = capsys.readouterr()
+        return end.value.code, said.out, said.err
+
+    return run
+
+
+@pytest.fixture
+def train(typed, model, tmp_path):
+    def run(*words, out=tmp_path / "out"):
+        code, said, errors = typed("train", "--model", model, "--out", out, *fast(*words))
+        assert code == 0, errors
+        return out, said
+
+    return run
+
+
+def metrics(out):
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_ends_with_figures_answers_checkpoint_and_summary(train, model):
+    out, said = train("--seed", "3")
+    for words in ("accuracy, most likely answer", "before", "after", "right answer", "4 steps", "Checkpoint"):
+        assert words in said
+    summary = json.loads((out / "summary.json").read_text())
+    for name in ("accuracy_before", "accuracy_after", "accuracy_gain", "sampled_before", "sampled_after"):
+        assert summary[name]["low"] <= summary[name]["value"] <= summary[name]["high"]
+    assert summary["seed"] == 3
+    assert summary["seconds"] > 0
+    assert summary["steps"] == 4
+    assert summary["command"].startswith("adpo train --model")
+    assert summary["commit"]
+    assert (out / "best" / "model.safetensors").exists()
+    assert summary["checkpoint"] == str(out / "best")
+    found = metrics(out)
+    assert [m["step"] for m in found if "adpo/tau" in m] == [1, 2, 3, 4]
+    assert [m["step"] for m in found if "dev/accuracy" in m] == [2, 4]
+    assert all(math.isfinite(m["outcomes/wrong"]) for m in found if "reward" in m)
+    assert list((out / "runs").rglob("events.*"))  # TensorBoard
+
+
+RUNS = {
+    "lora": ["--use_peft", "--lora_r", "2"],
+    "ema anchor": ["--anchor", "ema", "--anchor_decay", "0.9"],
+    "guarded temperature": ["--tau_schedule", "guarded", "--tau_min", "0.5", "--tau_max", "2"],
+    "gspo": ["--method", "gspo", "--epsilon", "3e-4"],
+    "grpo": ["--method", "grpo"],
+    "dr grpo": ["--method", "dr_grpo"],
+    "ranking, two inner steps": ["--target", "plackett_luce", "--num_iterations", "2", "--tau", "auto"],
+    "sorting": ["--task", "sorting", "--level", "1"],
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_runs_a_user_would_type(train, name, model):
+    out, _ = train(*RUNS[name])
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["steps"] == 4
+    logs = metrics(out)
+    assert all(math.isfinite(m["loss"]) for m in logs if "loss" in m)
+    ours = any(key.startswith("adpo/") for m in logs for key in m)
+    assert ours == ("grpo" not in name and name != "gspo")
+    adapter = (out / "best" / "adapter_model.safetensors").exists()
+    assert adapter == (name == "lora")
+    if name == "ema anchor":
+        assert (out / "checkpoint-4" / "adpo_anchor.safetensors").exists()
+    if name == "guarded temperature":
+        assert all(0.5 <= m["adpo/tau"] <= 2 for m in logs if "adpo/tau" in m)
+
+
+def test_gsm8k_style_data_and_the_verifier(train, tmp_path):
+    train_file, test_file = tmp_path / "train.jsonl", tmp_path / "test.jsonl"
+    for file, numbers in ((train_file, range(20)), (test_file, range(20, 30))):
+        rows = [{"question": f"what is {n} plus 1", "answer": f"one more: {n + 1}\n#### {n + 1}"} for n in numbers]
+        file.write_text("\n".join(map(json.dumps, rows)))
+    out, said = train("--data", train_file, "--eval_data", test_file, "--dev_problems", "4")
+    assert "16 problems to train on, 4 to watch, 10 held out" in " ".join(said.split())
+    logs = [m for m in metrics(out) if "outcomes/correct" in m]
+    kinds = ("correct", "wrong", "unparsable", "timed_out")
+    assert all(sum(m[f"outcomes/{kind}"] for kind in kinds) == pytest.approx(1) for m in logs)
+
+
+def test_a_reward_function_of_ones_own(train, tmp_path):
+    rewards, rows = tmp_path / "rewards.py", tmp_path / "prompts.jsonl"
+    rewards.write_text(
+        "def digits(completions, wanted, **_):\n"
+        "    return [float(sum(c.isdigit() for c in text) == w) for text, w in zip(completions, wanted)]\n"
+    )
+    rows.write_text("\n".join(json.dumps({"prompt": f"say {n}:", "wanted": n % 3}) for n in range(60)))
+    out, _ = train("--reward", f"{rewards}:digits", "--data", rows)
+    assert all(0 <= m["rewards/digits/mean"] <= 1 for m in metrics(out) if "reward" in m)
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["samples"][0]["problem"].startswith("say ")
+
+
+def test_an_interrupted_run_goes_on_where_it_stopped(train, typed, model, tmp_path, monkeypatch):
+    whole, _ = train(out=tmp_path / "whole")
+    out = tmp_path / "cut"
+    words = ["train", "--model", model, "--out", out, *fast()]
+    from adpo.training.watch import Watch
+
+    def interrupt(self, state):
+        if state.global_step == 4:
+            raise KeyboardInterrupt
+        look(self, state)
+
+    look = Watch.look
+    monkeypatch.setattr(Watch, "look", interrupt)
+    code, said, errors = typed(*words)
+    assert (code, "stopped" in errors) == (130, True)
+    assert "--resume" in said
+    assert not (out / "summary.json").exists()
+    monkeypatch.setattr(Watch, "look", look)
+    code, _, errors = typed(*words, "--resume")
+    assert code == 0, errors
+    first, second = (json.loads((folder / "summary.json").read_text()) for folder in (whole, out))
+    assert second["accuracy_before"] == first["accuracy_before"]
+    assert second["steps"] == first["steps"]
+    code, _, errors = typed(*words, "--resume", "--tau", "0.5")
+    assert code == 2
+    assert "a run with other settings" in errors
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--learning_rte", "1"], "no setting 'learning_rte'; did you mean learning_rate?"),
+        (["--config", "nowhere.yaml"], "--config nowhere.yaml is not a file"),
+        (["--method", "ppo"], "Invalid value"),
+        (["--tau", "-1"], "tau must be"),
+        (["--model", "/nowhere/model"], "cannot be"),
+        (["--data", "/nowhere.jsonl"], "/nowhere.jsonl is not a file"),
+        (["--task", "poetry"], "task must be one of"),
+        (["--level", "9"], "level must be between"),
+        (["--reward", "mine.py"], "--reward must be file.py:function"),
+        (["--reward", "mine.py:f"], "mine.py is not a file"),
+        (["--resume"], "--resume needs the --out"),
+        (["--max_completion_length", "500"], "no prompt leaves room for 500 tokens in the model's context of 128"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(typed, model, tmp_path, monkeypatch, words, complaint):
+    monkeypatch.chdir(tmp_path)
+    own = [] if "--model" in words else ["--model", model]
+    code, _, errors = typed("train", *own, *fast(*words))
+    assert code == 2
+    assert complaint in errors
+    assert errors.startswith("adpo: ")
+    assert errors.count("\n") == 1
+
+
+def test_a_folder_that_holds_something_is_left_alone(typed, model, tmp_path):
+    (tmp_path / "thesis.tex").write_text("mine")
+    code, _, errors = typed("train", "--model", model, "--out", tmp_path, *fast())
+    assert code == 2
+    assert "is not empty" in errors
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.parametrize(
+    "example", ["qwen3_math_adpo", "qwen3_math_grpo", "qwen3_math_gspo", "qwen2.5_7b_math_adpo"]
+)
+def test_examples_are_valid_without_the_weights(typed, example, tmp_path, monkeypatch):
+    config = Path(__file__).parents[2] / "examples" / f"{example}.yaml"
+    monkeypatch.chdir(tmp_path)
+    code, said, errors = typed("train", "--config", config, "--dry-run")
+    assert code == 0, errors
+    assert "billion parameters" in said
+    assert "GiB" in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_eval_compares_two_models_on_the_problems_of_the_run(train, typed, model, tmp_path):
+    out, _ = train()
+    file = tmp_path / "figures.json"
+    code, said, errors = typed(
+        *("eval", out, "--before", model, "--samples", "4", "--max-new-tokens", "4", "--out", file)
+    )
+    assert code == 0, errors
+    assert "20 held-out problems" in said
+    for words in ("most likely answer", "sampled answers", "pass@2", "pass@4", "gain"):
+        assert words in said
+    figures = json.loads(file.read_text())["figures"]
+    summary = json.loads((out / "summary.json").read_text())
+    assert figures["accuracy, most likely answer"]["before"] == pytest.approx(summary["accuracy_before"])
+    assert figures["accuracy, most likely answer"]["after"] == pytest.approx(summary["accuracy_after"])
+    code, _, errors = typed("eval", tmp_path / "nowhere")
+    assert code == 2
+    assert "holds no model" in errors
+
+
+def test_the_warm_model_is_made_once_and_kept(tmp_path, monkeypatch):
+    monkeypatch.setenv("ADPO_CACHE", str(tmp_path))
+    recipe = WarmUp(task="arithmetic", level=1, hidden=32, layers=1, goal=0.0, check_every=5)
+    steps = []
+    folder = warmed_up(recipe, lambda step, right: steps.append((step, right)))
+    assert [step for step, _ in steps] == [5]
+    assert folder.parent == tmp_path
+    assert {path.name for path in tmp_path.iterdir()} == {folder.name}
+    again = warmed_up(recipe, lambda *_: steps.append("again"))
+    assert (again, steps.count("again")) == (folder, 0)
+    with pytest.raises(ValueError, match="did not bring the model to"):
+        warmed_up(WarmUp(level=1, hidden=32, layers=1, goal=1.0, max_steps=4, check_every=2))
+    with pytest.raises(ValueError, match="no worked answers"):
+        warmed_up(WarmUp(task="countdown"))
+
+
+def test_ctrl_c_from_a_shell_leaves_a_run_that_can_be_resumed(model, tmp_path):
+    out = tmp_path / "out"
+    words = ["train", "--model", str(model), "--out", str(out), *fast("--max_steps", "500")]
+    program = "import signal as s; s.signal(s.SIGINT, s.default_int_handler); from adpo.cli import main; main()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 180
+    while not (out / "checkpoint-4" / "adpo.json").exists():
+        assert time.monotonic() < deadline
+        assert process.poll() is None, process.stderr.read()[-2000:]
+        time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    said, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors.endswith("adpo: stopped\n")
+    assert "--resume" in said
+
+
+@pytest.mark.slow
+def test_the_embedded_default(typed, tmp_path, monkeypatch):
+    """What `make run` does, from an empty cache: minutes."""
+    monkeypatch.setenv("ADPO_CACHE", str(tmp_path / "cache"))
+    code, _, errors = typed("train", "--out", tmp_path / "out")
+    assert code == 0, errors
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert 0.2 < summary["accuracy_before"]["value"] < 0.5
+    assert summary["accuracy_gain"]["low"] >= 0.25
