@@ -82,10 +82,11 @@ MAY_USE = {  # besides torch: few, named files
     "integrations/trl/state.py": {"safetensors"},
     "training/settings.py": {"trl", "yaml"},
     "training/data.py": {"datasets"},
-    "training/command.py": {"rich"},
+    "training/command.py": {"accelerate", "rich"},
+    "training/exam.py": {"accelerate"},
     "training/display.py": {"rich"},
     "training/memory.py": {"peft", "transformers"},
-    "training/models.py": {"datasets", "peft", "transformers"},
+    "training/models.py": {"accelerate", "datasets", "peft", "transformers"},
     "training/run.py": {"datasets", "transformers", "trl"},
     "training/watch.py": {"transformers"},
 }

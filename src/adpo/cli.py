@@ -55,8 +55,7 @@ def demo(
     console = Console()
     console.print(
         f"Algorithm 1 on a contextual bandit: {protocol.items} items, groups of {protocol.group}, "
-        f"reward noise {protocol.noise}, seed {seed}.\n"
-        "The smallest real job in the package; training of language models is not part of this release."
+        f"reward noise {protocol.noise}, seed {seed}."
     )
     started = time.perf_counter()
     with Progress(console=console, transient=True) as progress:
@@ -75,7 +74,7 @@ def demo(
             f"{before.best_mass:.2f} → {after.best_mass:.2f}",
         )
     console.print(table)
-    console.print(f"{time.perf_counter() - started:.1f} s. Next: `adpo taxonomy`, `adpo env`, the README.")
+    console.print(f"{time.perf_counter() - started:.1f} s. Next: `adpo train`, `adpo taxonomy`, the README.")
 
 
 class Method(StrEnum):
@@ -105,10 +104,11 @@ def train(
     Any argument of ADPOConfig (or of TRL's GRPOConfig for the other methods) may follow as --key value, and so may
     model, task, level, data, eval_data, levels, reward, use_peft and the like: see docs/train.md.
     """
+    started = time.monotonic()
     _require("train", "lm", "trl", "peft", "math_verify", "tensorboard", "yaml")
     from adpo.training import command
 
-    command.train(config, context.args, method.value if method else None, out, seed, resume, dry_run)
+    command.train(config, context.args, method.value if method else None, out, seed, resume, dry_run, started)
 
 
 @app.command(name="eval", context_settings=ANY_KEY)

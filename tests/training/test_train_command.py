@@ -201,6 +201,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(typed, model, tmp_path, monkeypat
     assert complaint in errors
     assert errors.startswith("adpo: ")
     assert errors.count("\n") == 1
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_that_holds_something_is_left_alone(typed, model, tmp_path):
@@ -276,6 +277,19 @@ def test_ctrl_c_from_a_shell_leaves_a_run_that_can_be_resumed(model, tmp_path):
     assert process.returncode == 130
     assert errors.endswith("adpo: stopped\n")
     assert "--resume" in said
+
+
+def test_two_processes_train_and_examine_together(model, tmp_path):
+    out = tmp_path / "out"
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "adpo"]
+    words = ["train", "--model", str(model), "--out", str(out), *fast("--per_device_train_batch_size", "6")]
+    result = subprocess.run([*launcher, *words], capture_output=True, text=True, timeout=300, check=False)
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert result.stdout.count("held out; results in") == 1
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["steps"] == 4
+    assert len(json.loads((out / "before.json").read_text())[0]["texts"]) == 20
+    assert [m["step"] for m in metrics(out) if "dev/accuracy" in m] == [2, 4]
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from adpo.lm.expressions import NotArithmeticError, evaluate
 Split = Literal["train", "test"]
 TEST_SHARE = 0.1
 LEVELS = 5
+PATIENCE = 2000  # draws without a new problem, after which a level is taken to have no more
 
 
 class Outcome(StrEnum):
@@ -65,32 +66,28 @@ def problems(task: str, count: int, *, level: int, seed: int, split: Split = "tr
     >>> [p.prompt for p in problems("arithmetic", 2, level=2, seed=0)]
     ['67+97=', '30+54=']
     """
+    found = up_to(task, count, level=level, seed=seed, split=split)
+    if len(found) < count:
+        raise ValueError(f"{task} at level {level} has only about {len(found)} {split} problems, not {count}")
+    return found
+
+
+def up_to(task: str, count: int, *, level: int, seed: int, split: Split = "train") -> list[Problem]:
+    """As `problems`, or about as many as a small level has."""
     if task not in TASKS:
         raise ValueError(f"task must be one of {', '.join(TASKS)}; got {task!r}")
     if not 1 <= level <= LEVELS:
         raise ValueError(f"level must be between 1 and {LEVELS}; got {level}")
     draw = random.Random(f"{task}|{level}|{seed}|{split}")
     found: dict[str, Problem] = {}
-    for _ in range(50 * count + 5000):
-        if len(found) == count:
-            break
+    in_vain = 0
+    while len(found) < count and in_vain < PATIENCE:
         problem = TASKS[task].problem(draw, level)
-        if split_of(problem) == split:
-            found.setdefault(problem.prompt, problem)
-    if len(found) < count:
-        raise ValueError(f"{task} at level {level} has only about {len(found)} {split} problems, not {count}")
+        in_vain += 1
+        if problem.prompt not in found and split_of(problem) == split:
+            found[problem.prompt] = problem
+            in_vain = 0
     return list(found.values())
-
-
-def up_to(task: str, count: int, *, level: int, seed: int, split: Split = "train") -> list[Problem]:
-    """As many problems as asked for, or about as many as a small level has."""
-    while True:
-        try:
-            return problems(task, count, level=level, seed=seed, split=split)
-        except ValueError:
-            if count < 2 or task not in TASKS or not 1 <= level <= LEVELS:
-                raise
-            count = count * 4 // 5
 
 
 def check(task: str, answer: str, given: str) -> Outcome:

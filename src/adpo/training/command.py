@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import broadcast_object_list
 from rich.table import Table
 
 from adpo.integrations.trl import TrainingStoppedError
@@ -17,7 +18,8 @@ from adpo.lm.rewards import Correct
 from adpo.training import data, memory, run
 from adpo.training.display import Display, make_console, percent, summary_tables
 from adpo.training.exam import Exam
-from adpo.training.models import load_model, lora_config, own_reward, quiet
+from adpo.training.folder import Ordered
+from adpo.training.models import load_model, lora_config, own_reward, processes, quiet
 from adpo.training.settings import RunSettings, parse_pairs, resolve
 
 
@@ -29,23 +31,27 @@ def train(
     seed: int,
     resume: bool,
     dry_run: bool,
+    started: float,
 ) -> None:
     """Settings, then a dry run or a real one."""
     asked = resolve(config, parse_pairs(words), method)
-    display = Display(make_console())
+    main = processes(asked.trainer.get("use_cpu")).is_main_process
+    display = Display(make_console(quiet=not main))
     if resume and out is None:
         raise ValueError("--resume needs the --out of the run to go on with")
-    folder = out or Path("runs") / time.strftime("train-%Y%m%d-%H%M%S")
+    (folder,) = broadcast_object_list([out or Path("runs") / time.strftime("train-%Y%m%d-%H%M%S")])
     if dry_run:
-        _dry_run(run.Ordered(asked, folder, seed), display)
+        _dry_run(Ordered(asked, folder, seed), display)
         return
     try:
-        summary = run.train(run.Ordered(asked, folder, seed, resume), display)
+        summary = run.train(Ordered(asked, folder, seed, resume, started), display)
     except TrainingStoppedError as error:
         raise ValueError(f"training stopped: {error}") from error
     except KeyboardInterrupt:
         display.say(f"stopped; go on with: adpo train --out {folder} --resume (and the same settings)")
         raise
+    if not main:
+        return
     for table in summary_tables(summary):
         display.console.print(table)
     display.say(
@@ -54,7 +60,7 @@ def train(
     )
 
 
-def _dry_run(order: run.Ordered, display: Display) -> None:
+def _dry_run(order: Ordered, display: Display) -> None:
     quiet()
     asked = order.asked
     given = run.arguments(asked, order.out, order.seed)

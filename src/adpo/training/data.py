@@ -137,7 +137,7 @@ def that_fit(
     rows: Sequence[Row], tokenizer: Any, context: int | None, completion: int, chat: Mapping[str, Any]
 ) -> list[Row]:
     """Without rows whose prompt leaves no room for a completion."""
-    if context is None:
+    if context is None or not rows:
         return list(rows)
     kept = [row for row in rows if prompt_tokens(row["prompt"], tokenizer, chat) + completion <= context]
     if len(kept) < len(rows):

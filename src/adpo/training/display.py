@@ -60,8 +60,8 @@ def _short(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:.3g}"
 
 
-def make_console() -> Console:
-    return Console(width=None if sys.stdout.isatty() else 120)
+def make_console(quiet: bool = False) -> Console:
+    return Console(quiet=quiet, width=None if sys.stdout.isatty() else 120)
 
 
 def summary_tables(summary: Mapping[str, Any]) -> list[Table]:

@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list, gather_object
+
 from adpo.lm.evaluate import Estimate, Sampling, Scored, answers, gain
 from adpo.training.data import Row
 
@@ -42,17 +45,28 @@ class Exam:
 
     def remembered(self, model: Any, path: Path) -> Taken:
         """As `taken`, kept on disk for a run that is resumed."""
-        if path.exists():
+        (known,) = broadcast_object_list([path.exists()])
+        if known:
             greedy, sampled = json.loads(path.read_text())
             return Scored(**greedy), Scored(**sampled)
         found = self.taken(model)
-        path.write_text(json.dumps([{"texts": s.texts, "scores": s.scores} for s in found]) + "\n")
+        if PartialState().is_main_process:
+            path.write_text(json.dumps([{"texts": s.texts, "scores": s.scores} for s in found]) + "\n")
         return found
 
     def _scored(self, model: Any, sampling: Sampling) -> Scored:
-        texts = answers(model, self.tokenizer, [row["prompt"] for row in self.rows], sampling, self.chat)
-        flat = [(row, text) for row, given in zip(self.rows, texts, strict=True) for text in given]
-        columns = {name: [row.get(name) for row, _ in flat] for name in self.rows[0] if name != "prompt"}
+        """Every process answers its share of the problems."""
+        state = PartialState()
+        places = range(state.process_index, len(self.rows), state.num_processes)
+        mine = self._share(model, [self.rows[place] for place in places], sampling) if places else []
+        everyone = gather_object([(place, *found) for place, found in zip(places, mine, strict=True)])
+        ordered = sorted(everyone, key=lambda found: found[0])
+        return Scored([texts for _, texts, _ in ordered], [scores for _, _, scores in ordered])
+
+    def _share(self, model: Any, rows: Sequence[Row], sampling: Sampling) -> list[tuple[list[str], list[float]]]:
+        texts = answers(model, self.tokenizer, [row["prompt"] for row in rows], sampling, self.chat)
+        flat = [(row, text) for row, given in zip(rows, texts, strict=True) for text in given]
+        columns = {name: [row.get(name) for row, _ in flat] for name in rows[0] if name != "prompt"}
         prompts = [row["prompt"] for row, _ in flat]
         completions = [
             text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
@@ -61,7 +75,7 @@ class Exam:
         rewards = self.reward(prompts=prompts, completions=completions, **columns)
         scores = [float(value) if value is not None else 0.0 for value in rewards]
         n = sampling.samples
-        return Scored(texts, [scores[i : i + n] for i in range(0, len(scores), n)])
+        return [(given, scores[i * n : (i + 1) * n]) for i, given in enumerate(texts)]
 
 
 def figures(before: Taken, after: Taken) -> dict[str, Any]:

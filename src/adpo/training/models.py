@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import PartialState
 
 from adpo.lm import embedded
 from adpo.training.display import Display
@@ -22,6 +23,12 @@ def quiet() -> None:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     datasets.disable_progress_bars()
+
+
+def processes(on_cpu: bool | None = None) -> PartialState:
+    """This process among those that run together; settled at the first call."""
+    cpu = not torch.accelerator.is_available() if on_cpu is None else on_cpu
+    return PartialState(cpu=cpu)
 
 
 def load_model(folder: str | Path, options: dict[str, Any] | None = None) -> tuple[Any, Any]:

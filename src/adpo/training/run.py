@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +16,8 @@ from adpo.provenance import provenance
 from adpo.training import data
 from adpo.training.display import Display
 from adpo.training.exam import Exam, Reward, figures, samples
-from adpo.training.models import load_model, lora_config, model_folder, own_reward, quiet
+from adpo.training.folder import Ordered, check_folder, last_checkpoint, open_folder
+from adpo.training.models import load_model, lora_config, model_folder, own_reward, processes, quiet
 from adpo.training.settings import Asked, RunSettings
 from adpo.training.watch import BEST, Watch, save
 
@@ -33,16 +33,6 @@ EMBEDDED: dict[str, Any] = {
     "warmup_steps": 20,
     "save_steps": 50,
 }
-
-
-@dataclass(frozen=True)
-class Ordered:
-    """Where a run goes and how it begins."""
-
-    asked: Asked
-    out: Path
-    seed: int = 0
-    resume: bool = False
 
 
 def arguments(asked: Asked, out: Path, seed: int, longest_answer: int = 5) -> dict[str, Any]:
@@ -74,39 +64,46 @@ def trainer_config(asked: Asked, given: dict[str, Any]) -> Any:
 
 def train(order: Ordered, display: Display) -> dict[str, Any]:
     """Carry the run out; returns the summary that is written to ``summary.json``."""
-    started, origin = time.monotonic(), provenance()
-    run = order.asked.run
+    origin = provenance()
+    run, folder, everyone = order.asked.run, order.out, processes()
     quiet()
-    folder, checkpoint = _open(order)
-    path = model_folder(run, display)
+    if everyone.is_main_process:
+        check_folder(order)
     given = arguments(order.asked, folder, order.seed, _longest_answer(run, order.seed))
     config = trainer_config(order.asked, given)
+    with everyone.main_process_first():
+        path = model_folder(run, display)
     model, tokenizer = load_model(path, given.get("model_init_kwargs"))
     rows = data.prepare(run, tokenizer, order.seed)
     context = getattr(model.config, "max_position_embeddings", None)
     longest, chat = config.max_completion_length, config.chat_template_kwargs or {}
-    fitting = [data.that_fit(part, tokenizer, context, longest, chat) for part in (rows.train, rows.test)]
+    parts = (rows.train, rows.test, rows.dev)
+    to_train, to_test, to_watch = (data.that_fit(part, tokenizer, context, longest, chat) for part in parts)
     timed_out: Literal["mask", "zero"] = "mask" if getattr(config, "truncated", "zero") == "mask" else "zero"
     with Correct(timed_out, seconds=run.verifier_seconds) as correct:
         reward = own_reward(run.reward) if run.reward else correct
-        exam = Exam(fitting[1], tokenizer, reward, longest, chat)
+        exam = Exam(to_test, tokenizer, reward, longest, chat)
         about = run.data or f"{run.task}, level {run.level}"
         display.say(
-            f"{run.method} on {about}: {len(fitting[0])} problems to train on, {len(rows.dev)} to watch, "
-            f"{len(fitting[1])} held out; results in {folder}"
+            f"{run.method} on {about}: {len(to_train)} problems to train on, {len(to_watch)} to watch, "
+            f"{len(to_test)} held out; results in {folder}"
         )
+        if everyone.is_main_process:
+            open_folder(order)
+        everyone.wait_for_everyone()
         before = exam.remembered(model, folder / "before.json")
-        trainer = _trainer(run, model, reward, config, fitting[0], tokenizer)
-        watcher = Exam(rows.dev, tokenizer, reward, longest, chat) if rows.dev else None
+        trainer = _trainer(run, model, reward, config, to_train, tokenizer)
+        watcher = Exam(to_watch, tokenizer, reward, longest, chat) if to_watch else None
         watch = Watch(trainer, folder, display, watcher.accuracy if watcher else None, run.eval_every)
         trainer.add_callback(watch)
         with display.stage("training", _steps(trainer, config)):
-            trainer.train(resume_from_checkpoint=checkpoint)
-        _complain(trainer)
+            trainer.train(resume_from_checkpoint=last_checkpoint(folder, run.method) if order.resume else None)
+        trainer.step_guard.complain()
         final = folder / BEST
         if watch.best_step < 0:
             final = folder / "model"
-            save(trainer.accelerator.unwrap_model(trainer.model), tokenizer, final)
+            if everyone.is_main_process:
+                save(trainer.accelerator.unwrap_model(trainer.model), tokenizer, final)
         kept = trainer.model if watch.best_step in (-1, trainer.state.global_step) else load_model(final)[0]
         after = exam.taken(kept)
     summary = {
@@ -117,36 +114,14 @@ def train(order: Ordered, display: Display) -> dict[str, Any]:
         "steps": trainer.state.global_step,
         "checkpoint": str(final),
         "metrics": str(folder / "metrics.jsonl"),
-        "seconds": round(time.monotonic() - started, 1),
+        "seconds": round(time.monotonic() - order.started, 1),
         **origin,
         **figures(before, after),
-        "samples": samples(fitting[1], before, after),
+        "samples": samples(to_test, before, after),
     }
-    (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+    if everyone.is_main_process:
+        (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
     return summary
-
-
-def _open(order: Ordered) -> tuple[Path, str | None]:
-    """The folder of the run, and the checkpoint to go on from."""
-    from transformers.trainer_utils import get_last_checkpoint
-
-    folder, note = order.out, order.out / "settings.json"
-    described = json.loads(json.dumps({**order.asked.described(), "seed": order.seed}))
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"--out {folder} is a file; expected a folder")
-    if order.resume:
-        if not note.exists():
-            raise ValueError(f"--resume: {folder} holds no run of adpo train")
-        if json.loads(note.read_text()) != described:
-            raise ValueError(
-                f"{folder} holds a run with other settings: resume it as it was, or choose another --out"
-            )
-        return folder, get_last_checkpoint(str(folder))
-    if folder.exists() and any(folder.iterdir()):
-        raise ValueError(f"{folder} is not empty: add --resume to go on with its run, or choose another --out")
-    folder.mkdir(parents=True, exist_ok=True)
-    note.write_text(json.dumps(described, indent=1) + "\n")
-    return folder, None
 
 
 def _longest_answer(run: RunSettings, seed: int) -> int:
@@ -179,10 +154,6 @@ def _trainer(
         trainer.add_callback(trainer.step_guard)
     trainer.remove_callback(PrinterCallback)
     return trainer
-
-
-def _complain(trainer: Any) -> None:
-    trainer.step_guard.complain()
 
 
 def _steps(trainer: Any, config: Any) -> int | None:

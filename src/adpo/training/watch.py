@@ -63,7 +63,8 @@ class Watch(TrainerCallback):  # type: ignore[misc]
             self.look(state)
 
     def look(self, state: Any) -> None:
-        if self.examine is None or not state.is_world_process_zero:
+        """Every process takes part; the main one keeps what is best."""
+        if self.examine is None:
             return
         model = self.trainer.accelerator.unwrap_model(self.trainer.model)
         accuracy = self.examine(model).value
@@ -72,6 +73,8 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         self.display.at(state.global_step, self._figures, line=True)
         if accuracy > self.best:
             self.best, self.best_step = accuracy, state.global_step
+            if not state.is_world_process_zero:
+                return
             save(model, self.trainer.processing_class, self.folder / BEST)
             (self.folder / BEST / "accuracy.json").write_text(
                 json.dumps({"accuracy": accuracy, "step": state.global_step}) + "\n"

@@ -128,8 +128,19 @@ class ADPOConfig(GRPOConfig):  # type: ignore[misc]
         }.items():
             if wrong:
                 raise ValueError(f"{name} must be positive; got {getattr(self, name)}")
+        self._check_layout()
         self.objective()
         self.temperature_schedule()
+
+    def _check_layout(self) -> None:
+        """A group must not straddle two optimizer steps."""
+        per_step = self.per_device_train_batch_size * self.gradient_accumulation_steps
+        if self.steps_per_generation > self.gradient_accumulation_steps and per_step % self.num_generations:
+            raise ValueError(
+                f"groups of num_generations = {self.num_generations} would straddle optimizer steps of "
+                f"{per_step} rows a process: make per_device_train_batch_size * gradient_accumulation_steps "
+                "a multiple of num_generations, or sample once per step"
+            )
 
     def objective(self) -> Objective:
         """The objective these arguments describe."""

@@ -71,7 +71,6 @@ class ADPOTrainer(Rollouts):
         self._planned: list[Rows] = []  # micro-batches of the optimizer step at hand
         self._calibrating: tuple[Rows, Tensor] | None = None  # rows of a step, and their logp before it
         self._tallies: dict[str, Tensor] = {}  # sum and count of what micro-batches report
-        self._check_layout()
 
     def _made_anchor(self, args: ADPOConfig) -> Self | None:
         """None is the on-policy anchor: its log-probabilities are taken when the completions are sampled."""
@@ -89,17 +88,6 @@ class ADPOTrainer(Rollouts):
         if args.kl_budget is None:
             return None
         return self.anchor if args.anchor == "fixed" else Self(self.accelerator.unwrap_model(self.model))
-
-    def _check_layout(self) -> None:
-        """A group must not straddle two optimizer steps."""
-        args = self.args
-        per_step = args.per_device_train_batch_size * args.gradient_accumulation_steps
-        if args.steps_per_generation > args.gradient_accumulation_steps and per_step % self.num_generations:
-            raise ValueError(
-                f"groups of num_generations = {self.num_generations} would straddle optimizer steps of "
-                f"{per_step} rows a process: make per_device_train_batch_size * gradient_accumulation_steps "
-                "a multiple of num_generations, or sample once per step"
-            )
 
     def train(self, *arguments: Any, **options: Any) -> Any:
         """As in TRL; a run of refused steps ends in `TrainingStoppedError`."""

@@ -1,0 +1,48 @@
+"""Every setting and every metric is in the documents."""
+
+import ast
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("trl")
+
+from trl import GRPOConfig
+
+from adpo.integrations.trl import ADPOConfig
+from adpo.lm.tasks import Outcome
+from adpo.training.settings import RunSettings
+from adpo.training.watch import SHOWN
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_settings_are_documented():
+    text = (DOCS / "train.md").read_text()
+    theirs = {field.name for field in dataclasses.fields(GRPOConfig)}
+    own = [field.name for field in dataclasses.fields(ADPOConfig) if field.name not in theirs]
+    for name in [*own, *(field.name for field in dataclasses.fields(RunSettings))]:
+        assert f"`{name}`" in text, name
+
+
+def test_metrics_are_documented():
+    text = (DOCS / "metrics.md").read_text()
+    sources = (Path(__file__).parents[2] / "src/adpo/integrations/trl").glob("*.py")
+    from adpo.core.objective import Diagnostics
+
+    noted = {name for source in sources for name in _noted(source.read_text())} | set(Diagnostics._fields)
+    assert {"tau", "best_logp", "start_kl", "no_reward", "u_spread"} <= noted
+    for name in noted:
+        assert f"`adpo/{name}`" in text, name
+    for name in [*SHOWN, "dev/accuracy", *(f"outcomes/{outcome.name}" for outcome in Outcome)]:
+        assert f"`{name}`" in text, name
+
+
+def _noted(source):
+    """Keyword names of calls to ``_note``, and the keys of the table of those that are left out."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "_note":
+            yield from (keyword.arg for keyword in node.keywords if keyword.arg)
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "out":
+            yield from (key.value for key in node.value.keys)
