@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ import tiny_lm
 import torch
 from datasets import Dataset
 
+from adpo.algorithm import Algorithm1
+from adpo.core.temperature import ConstantTau
 from adpo.integrations.trl import ADPOConfig, ADPOTrainer
 
 GROUP = 4
@@ -81,42 +84,64 @@ OBJECTIVES = {
     "softmax": {"target": "boltzmann", "reward_beta": 0.5},
     "plackett-luce": {"target": "plackett_luce"},
     "reverse kl": {"target": "boltzmann", "divergence": "reverse_kl", "tau": 0.7},
+    "prior inside": {"target": "boltzmann", "prior_in_target": True},
 }
 
 
-def by_hand(options, groups, steps=3):
-    """The same steps with the whole rollout in one batch: the gradient of the loss itself."""
+class Scored(torch.nn.Module):
+    """The language model as Algorithm 1 wants it: candidates are numbers, step and row, of fixed completions."""
+
+    def __init__(self, groups):
+        super().__init__()
+        self.lm, self.tokenizer = tiny_lm.model(), tiny_lm.tokenizer()
+        self.prompts = [self.tokenizer(prompt)["input_ids"] for prompt in PROMPTS[:groups]]
+
+    def forward(self, contexts, candidates):
+        return torch.stack(
+            [
+                torch.stack([self.logp(self.prompts[group], completion(*divmod(int(c), 1000))) for c in row])
+                for group, row in zip(contexts.tolist(), candidates, strict=True)
+            ]
+        )
+
+    def logp(self, prompt, answer):
+        ids = torch.tensor([prompt + answer])
+        scores = torch.log_softmax(self.lm(ids).logits[0, :-1], -1)
+        return scores.gather(1, ids[0, 1:, None])[len(prompt) - 1 :].sum()
+
+
+class FixedWorld:
+    """A rollout before every second optimizer step."""
+
+    def __init__(self, groups):
+        self.groups, self.step = groups, -2
+
+    def contexts(self):
+        self.step += 2
+        return torch.arange(self.groups)
+
+    def sample(self, policy, contexts):
+        return 1000 * self.step + torch.arange(self.groups * GROUP).view(self.groups, GROUP)
+
+    def rewards(self, contexts, candidates):
+        ids = [completion(*divmod(int(c), 1000)) for c in candidates.reshape(-1)]
+        texts = tiny_lm.tokenizer().batch_decode(ids, skip_special_tokens=True)
+        return torch.tensor(reward(texts)).view(candidates.shape)
+
+
+def algorithm_1(options, groups, steps=3):
+    """The paper's Algorithm 1, the whole rollout in one batch."""
     config = ADPOConfig(output_dir="unused", use_cpu=True, bf16=False, **options)
-    objective = config.objective()
-    model, tokenizer = tiny_lm.model(), tiny_lm.tokenizer()
-    prompts = [tokenizer(p)["input_ids"] for p in PROMPTS[:groups] for _ in range(GROUP)]
-
-    def logp(completions):
-        rows = []
-        for prompt, answer in zip(prompts, completions, strict=True):
-            ids = torch.tensor([prompt + answer])
-            scores = torch.log_softmax(model(ids).logits[0, :-1], -1)
-            rows.append(scores.gather(1, ids[0, 1:, None])[len(prompt) - 1 :].sum())
-        return torch.stack(rows).view(groups, GROUP)
-
-    for step in range(steps):
-        if step % 2 == 0:  # two inner steps on each rollout
-            completions = [completion(step, row) for row in range(len(prompts))]
-            texts = tokenizer.batch_decode(completions, skip_special_tokens=True)
-            rewards = torch.tensor(reward(texts)).view(groups, GROUP)
-            with torch.no_grad():
-                anchor = logp(completions)
-        loss = objective.loss(logp(completions), anchor, rewards=rewards)
-        model.zero_grad()
-        loss.backward()
-        with torch.no_grad():
-            for value in model.parameters():
-                value -= 0.05 * value.grad
-    return [value.detach() for value in model.parameters()]
+    policy = Scored(groups)
+    optimizer = torch.optim.SGD(policy.parameters(), 0.05)
+    algorithm = Algorithm1(policy, config.objective(), ConstantTau(config.tau), optimizer)
+    done = list(islice(algorithm.online(FixedWorld(groups), iterations=2, inner_steps=2), steps))
+    assert len(done) == steps
+    return [value.detach() for value in policy.parameters()]
 
 
 def assert_trained_alike(found, options, groups):
-    expected = by_hand(options, groups)
+    expected = algorithm_1(options, groups)
     moved = max((a - b).abs().max().item() for a, b in zip(expected, tiny_lm.model().parameters(), strict=True))
     assert moved > 1e-3
     for mine, theirs in zip(found, expected, strict=True):
@@ -180,6 +205,7 @@ def test_rows_of_tied_groups_are_left_out(tmp_path):
         ({"beta": 0.1}, "takes the place of a KL penalty"),
         ({"target": "top1", "divergence": "reverse_kl"}, "label_smoothing"),
         ({"tau": 0.0}, "tau must be"),
+        ({"target": "top1", "prior_in_target": True}, "prior_in_target means nothing to the top1 target"),
         ({"target": "kde", "label_smoothing": 0.1}, "label_smoothing = 0.1 means nothing to the kde target"),
     ],
 )

@@ -41,6 +41,10 @@ class ADPOConfig(GRPOConfig):  # type: ignore[misc]
     standardize: bool = field(
         default=True, metadata={"help": "Boltzmann: z-score the rewards of a group, as Algorithm 1 does."}
     )
+    prior_in_target: bool = field(
+        default=False,
+        metadata={"help": "Boltzmann: put the anchor's probabilities inside the target, where they count twice."},
+    )
     ties: str = field(default="efron", metadata={"help": "Plackett-Luce: efron or breslow."})
     label_smoothing: float = field(
         default=0.0, metadata={"help": "Plackett-Luce and top1: share of the target spread evenly."}
@@ -117,6 +121,8 @@ class ADPOConfig(GRPOConfig):  # type: ignore[misc]
                 f"label_smoothing = {self.label_smoothing} means nothing to the {self.target} target; "
                 "leave it at 0, or raise reward_beta for a flatter target"
             )
+        if self.prior_in_target and self.target != "boltzmann":
+            raise ValueError(f"prior_in_target means nothing to the {self.target} target; leave it out")
         if self.tau_schedule == "auto" and self.anchor != "on_policy":
             raise ValueError(
                 f"tau_schedule auto needs the on_policy anchor (u is zero at its first step); got {self.anchor}"
@@ -145,7 +151,7 @@ class ADPOConfig(GRPOConfig):  # type: ignore[misc]
     def objective(self) -> Objective:
         """The objective these arguments describe."""
         targets: dict[str, Target] = {
-            "boltzmann": adpo.boltzmann(self.reward_beta, standardize=self.standardize),
+            "boltzmann": adpo.boltzmann(self.reward_beta, self.standardize, self.prior_in_target),
             "kde": adpo.kde(self.reward_beta),
             "plackett_luce": adpo.plackett_luce(
                 ties="breslow" if self.ties == "breslow" else "efron", label_smoothing=self.label_smoothing

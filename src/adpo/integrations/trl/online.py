@@ -151,10 +151,13 @@ class ADPOTrainer(Rollouts):
         return planned
 
     def _both_logp(self, rows: Rows) -> tuple[Tensor, Tensor]:
-        """Log-probabilities under policy and anchor, ``[rows]``; both zero where they are known to be equal."""
+        """Log-probabilities under policy and anchor, ``[rows]``; both zero where it is enough that they agree."""
         steps_since = self.state.global_step - self._sampled_at
         if steps_since == 0 if self.anchor is None else self.anchor.coincides:
             self._calibrate_before(rows)
+            if self.objective.target.reads_anchor:
+                logp = self._scored(self.model, rows)
+                return logp, logp
             zero = torch.zeros(len(rows["member"]), device=rows["member"].device)
             return zero, zero
         logp = self._scored(self.model, rows)
