@@ -35,6 +35,8 @@ def test_the_command_line_wins_over_the_file(tmp_path):
         ({"method": "grpoo"}, "did you mean grpo"),
         ({"trust_remote_code": True}, "code from a model repository is never run"),
         ({"output_dir": "x"}, "chosen with --out"),
+        ({"seed": 3}, "chosen with --seed"),
+        ({"conifg": "run.yaml"}, "did you mean config"),
         ({"epsilon": 0.2}, "epsilon shapes a loss that method adpo does not use"),
         ({"method": "grpo", "tau": 0.5}, "tau is an argument of method adpo; method grpo does not know it"),
         ({"eval_problems": 0}, "eval_problems must be at least 1"),

@@ -35,9 +35,14 @@ MEANINGLESS_TO_ADPO = (
 REFUSED = {
     "trust_remote_code": "code from a model repository is never run",
     "output_dir": "the folder is chosen with --out",
+    "out": "the folder is chosen with --out",
+    "seed": "it is chosen with --seed",
     "resume_from_checkpoint": "use --resume",
     "disable_tqdm": "the progress bar is adpo's own",
 }
+
+COMMAND_LINE = ("config", "out", "seed", "resume", "dry_run")
+"""What the command knows besides, for those who mistype it."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +120,7 @@ def resolve(config: Path | None, overrides: Mapping[str, Any], method: str | Non
         elif name in theirs and not (chosen == "adpo" and name in MEANINGLESS_TO_ADPO):
             trainer[name] = coerced(name, value, theirs[name])
         else:
-            raise ValueError(_unknown(name, chosen, [*own, *theirs]))
+            raise ValueError(_unknown(name, chosen, [*own, *theirs, *COMMAND_LINE]))
     return Asked(RunSettings(**run), {**METHODS[chosen], **trainer})
 
 
