@@ -340,3 +340,44 @@ def test_data_with_more_prompts_than_a_step_needs(tmp_path):
     )
     trainer.train()
     assert trainer.state.global_step == 3
+
+
+class Counting(online.Fixed):
+    """Notes how many rows each pass through the model has, and whether it is for a gradient."""
+
+    def __init__(self, *arguments, **options):
+        self.passes = []
+        super().__init__(*arguments, **options)
+
+    def _get_per_token_logps_and_entropies(self, model, input_ids, *rest, **options):
+        self.passes.append((self.state.global_step, len(input_ids), torch.is_grad_enabled()))
+        return super()._get_per_token_logps_and_entropies(model, input_ids, *rest, **options)
+
+    def rows(self, step, grad):
+        return sum(rows for at, rows, wanted in self.passes if (at, wanted) == (step, grad))
+
+
+def two_of_four_groups_tied(completions, **_):
+    return [graded(row) if row // GROUP % 2 else 1.0 for row in range(len(completions))]
+
+
+def test_the_first_step_on_policy_is_one_pass_over_rows_with_a_gradient(tmp_path, monkeypatch, rewards):
+    """No pass for the old policy, none for a reference, none for tied groups."""
+    monkeypatch.setattr(online, "Fixed", Counting)
+    rewards(two_of_four_groups_tied)
+    trainer = trained(tmp_path, 2, 8, steps=2, num_iterations=1)
+    for step in (0, 1):
+        assert trainer.rows(step, grad=True) == 8
+        assert trainer.rows(step, grad=False) == 0
+    assert trainer.ref_model is None
+
+
+def test_a_second_inner_step_costs_one_pass_without_gradient(tmp_path, monkeypatch, rewards):
+    """And the anchor's log-probabilities one pass for the whole rollout, before its first step."""
+    monkeypatch.setattr(online, "Fixed", Counting)
+    rewards(two_of_four_groups_tied)
+    trainer = trained(tmp_path, 4, 4, steps=2, num_iterations=2)
+    assert trainer.rows(0, grad=False) == 16  # the anchor
+    assert trainer.rows(0, grad=True) == 8
+    assert trainer.rows(1, grad=False) == 16  # where the policy is now
+    assert trainer.rows(1, grad=True) <= 16

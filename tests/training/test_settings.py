@@ -35,6 +35,7 @@ def test_the_command_line_wins_over_the_file(tmp_path):
         ({"method": "grpoo"}, "did you mean grpo"),
         ({"trust_remote_code": True}, "code from a model repository is never run"),
         ({"output_dir": "x"}, "chosen with --out"),
+        ({"data": "problems.jsonl"}, "the embedded model knows generated tasks only"),
         ({"seed": 3}, "chosen with --seed"),
         ({"conifg": "run.yaml"}, "did you mean config"),
         ({"epsilon": 0.2}, "epsilon shapes a loss that method adpo does not use"),

@@ -80,6 +80,8 @@ class RunSettings:
             raise ValueError(
                 f"method must be one of {', '.join(METHODS)}; got {self.method!r}{_near(self.method, METHODS)}"
             )
+        if self.embedded and self.data is not None:
+            raise ValueError("the embedded model knows generated tasks only: give a --model for --data")
         for name, low in {"eval_problems": 1, "dev_problems": 0, "eval_every": 0, "lora_r": 1}.items():
             if getattr(self, name) < low:
                 raise ValueError(f"{name} must be at least {low}; got {getattr(self, name)}")
