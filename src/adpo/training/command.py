@@ -16,7 +16,7 @@ from adpo.integrations.trl import TrainingStoppedError
 from adpo.lm.evaluate import Estimate, Scored, gain
 from adpo.lm.rewards import Correct
 from adpo.training import data, memory, run
-from adpo.training.display import Display, make_console, percent, summary_tables
+from adpo.training.display import Display, make_console, percent, points, summary_tables
 from adpo.training.exam import Exam
 from adpo.training.folder import Ordered
 from adpo.training.models import load_model, lora_config, own_reward, processes, quiet
@@ -113,7 +113,8 @@ def evaluate(
     figures = _figures(found, samples)
     table = Table(f"{len(rows)} held-out problems", *found, *(["gain"] if before else []))
     for name, parts in figures.items():
-        table.add_row(name, *(percent(e._asdict(), signed=part == "gain") for part, e in parts.items()))
+        shown = ((points if part == "gain" else percent)(e._asdict()) for part, e in parts.items())
+        table.add_row(name, *shown)
     display.console.print(table)
     if out is not None:
         content = {

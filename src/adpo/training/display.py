@@ -14,10 +14,9 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     TextColumn,
-    TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from rich.table import Table
+from rich.table import Column, Table
 
 
 class Display:
@@ -36,11 +35,10 @@ class Display:
     def stage(self, name: str, total: int | None) -> Iterator[None]:
         columns = (
             TextColumn("{task.description}"),
-            BarColumn(bar_width=20),
-            MofNCompleteColumn(),
+            BarColumn(bar_width=10),
+            MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=7)),
             TextColumn("{task.fields[figures]}"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
+            TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True, min_width=5)),
         )
         with Progress(*columns, console=self.console, transient=True, disable=not self._live) as progress:
             self._progress, self._task = progress, progress.add_task(name, total=total, figures="")
@@ -49,7 +47,7 @@ class Display:
 
     def at(self, step: int, figures: Mapping[str, float | str | None], line: bool = False) -> None:
         """Where the stage is; ``line`` asks for a line of its own where there is no bar."""
-        shown = "  ".join(f"{name} {_short(value)}" for name, value in figures.items() if value is not None)
+        shown = " ".join(f"{name} {_short(value)}" for name, value in figures.items() if value is not None)
         if self._progress is not None:
             self._progress.update(self._task, completed=step, figures=escape(shown))
         if line and not self._live:
@@ -57,7 +55,7 @@ class Display:
 
 
 def _short(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{value:.3g}"
+    return value if isinstance(value, str) else f"{value:.2g}"
 
 
 def make_console(quiet: bool = False) -> Console:
@@ -69,7 +67,7 @@ def summary_tables(summary: Mapping[str, Any]) -> list[Table]:
     figures = Table("held-out problems", "before", "after", "gain")
     for name, title in (("accuracy", "accuracy, most likely answer"), ("sampled", "accuracy, sampled answers")):
         before, after, gain = (summary[f"{name}_{part}"] for part in ("before", "after", "gain"))
-        figures.add_row(title, percent(before), percent(after), percent(gain, signed=True))
+        figures.add_row(title, percent(before), percent(after), points(gain))
     answers = Table("problem", "before", "after", "right answer")
     for sample in summary["samples"]:
         cells = (" ".join(str(sample[key]).split())[:60] for key in ("problem", "before", "after", "answer"))
@@ -77,7 +75,12 @@ def summary_tables(summary: Mapping[str, Any]) -> list[Table]:
     return [figures, answers]
 
 
-def percent(estimate: Mapping[str, float], signed: bool = False) -> str:
-    sign = "+" if signed else ""
+def percent(estimate: Mapping[str, float]) -> str:
     value, low, high = (100 * estimate[part] for part in ("value", "low", "high"))
-    return f"{value:{sign}.1f} % \\[{low:{sign}.1f}, {high:{sign}.1f}]"
+    return f"{value:.1f} % \\[{low:.1f}, {high:.1f}]"
+
+
+def points(estimate: Mapping[str, float]) -> str:
+    """A difference of percentages."""
+    value, low, high = (100 * estimate[part] for part in ("value", "low", "high"))
+    return f"{value:+.1f} points \\[{low:+.1f}, {high:+.1f}]"

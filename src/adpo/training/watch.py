@@ -15,8 +15,8 @@ from adpo.training.display import Display
 
 METRICS = "metrics.jsonl"
 BEST = "best"
-SHOWN = {"reward": "reward", "adpo/tau": "tau", "adpo/anchor_kl": "KL to anchor", "refused_steps": "refused"}
-"""Metrics on the progress bar, and what they are called there."""
+SHOWN = {"reward": "reward", "adpo/tau": "tau", "adpo/anchor_kl": "KL", "refused_steps": "refused"}
+"""Metrics on the progress bar, and what they are called there; the KL is that to the anchor."""
 
 
 class Watch(TrainerCallback):  # type: ignore[misc]
@@ -68,7 +68,7 @@ class Watch(TrainerCallback):  # type: ignore[misc]
             return
         model = self.trainer.accelerator.unwrap_model(self.trainer.model)
         accuracy = self.examine(model).value
-        self._figures["held-out"] = f"{100 * accuracy:.1f} %"
+        self._figures["held-out"] = f"{100 * accuracy:.0f} %"
         self.trainer.log({"dev/accuracy": accuracy})
         self.display.at(state.global_step, self._figures, line=True)
         if accuracy > self.best:
