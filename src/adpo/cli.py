@@ -115,12 +115,12 @@ def train(
 def evaluate(
     context: typer.Context,
     checkpoint: Annotated[Path, typer.Argument(help="Folder of a model or adapter.")],
-    before: Annotated[Path | None, typer.Option(help="Another model, to compare on the same problems.")] = None,
+    before: Annotated[str | None, typer.Option(help="Another model, to compare on the same problems.")] = None,
     samples: Annotated[int, typer.Option(min=1, help="Answers drawn per problem.")] = 8,
     temperature: Annotated[float, typer.Option(min=0.01, help="Of the drawn answers.")] = 1.0,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 256,
+    max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer (the run's, or 256).")] = None,
     out: Annotated[Path | None, typer.Option(help="JSON file for the figures and all answers.")] = None,
-    seed: Seed = 0,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of every random draw (the run's, or 0).")] = None,
 ) -> None:
     """Accuracy and pass@k of a checkpoint, with confidence intervals.
 

@@ -15,6 +15,7 @@ from trl import GRPOTrainer
 from adpo.anchors import EMA
 from adpo.integrations.trl import ADPOConfig, ADPOTrainer, TrainingStoppedError
 from adpo.integrations.trl.auto_tau import AutoTau
+from adpo.integrations.trl.rows import kept
 
 
 def logged(trainer, name):
@@ -62,6 +63,29 @@ def test_a_step_with_a_gradient_that_is_not_finite_is_refused(tmp_path, monkeypa
     after_four = trained(tmp_path, 4, 4, steps=4, **options)
     assert not same(weights(after_four), weights(after_one))
     assert all(torch.isfinite(value).all() for value in weights(after_four))
+
+
+@pytest.mark.parametrize("options", [{"num_iterations": 2}, {"num_iterations": 1, "anchor": "ema"}])
+def test_a_score_that_is_not_a_number_refuses_the_step_too(tmp_path, monkeypatch, options):
+    """Where log-probabilities are looked at before the gradient: later inner steps, other anchors."""
+
+    class Spoilt(online.Fixed):
+        def _logp(self, model, rows):
+            logp = super()._logp(model, rows)
+            return logp * math.nan if self.state.global_step == 1 else logp
+
+    monkeypatch.setattr(online, "Fixed", Spoilt)
+    trainer = trained(tmp_path, 4, 4, steps=3, **options)
+    assert logged(trainer, "refused_steps") == [0.0, 1.0, 1.0]
+    assert all(torch.isfinite(value).all() for value in weights(trainer))
+    assert trainer.state.global_step == 3
+
+
+def test_refused_steps_are_a_count_whatever_the_logging(tmp_path, monkeypatch):
+    monkeypatch.setattr(online, "Fixed", Broken)
+    monkeypatch.setattr(Broken, "bad_steps", (2,))
+    trainer = trained(tmp_path, 4, 4, steps=4, num_iterations=1, logging_steps=4)
+    assert logged(trainer, "refused_steps") == [1.0]
 
 
 def test_a_run_of_refused_steps_ends_training_and_names_the_last_good_checkpoint(tmp_path, monkeypatch):
@@ -226,6 +250,26 @@ def test_training_stops_at_the_kl_budget_and_keeps_the_model(tmp_path, caplog):
     assert distances[-1] > 0.05 >= max(distances[:-1])
     assert "over kl_budget = 0.05" in caplog.text
     assert (tmp_path / f"checkpoint-{len(distances)}" / "model.safetensors").exists()
+
+
+def test_the_kl_budget_is_in_nats_a_completion(tmp_path, monkeypatch):
+    """Also where the loss looks at the mean over tokens."""
+    seen = []
+
+    class Watching(online.Fixed):
+        def _watch_budget(self, batch, start):
+            super()._watch_budget(batch, start)
+            reduction, self.args.logp_reduction = self.args.logp_reduction, "sum"
+            rows = kept(batch)
+            moved = self._scored(self.model, rows) - start.logp(lambda _: self._scored(self.model, rows))
+            self.args.logp_reduction = reduction
+            seen.append(float(moved.mean()))
+
+    monkeypatch.setattr(online, "Fixed", Watching)
+    options = {"num_iterations": 1, "kl_budget": 1000.0, "logp_reduction": "mean", "learning_rate": 0.5}
+    trainer = trained(tmp_path, 4, 4, steps=3, **options)
+    assert abs(seen[-1]) > 1e-3
+    assert logged(trainer, "adpo/start_kl") == pytest.approx(seen, abs=1e-9)
 
 
 def test_likelihood_displacement_is_seen_and_the_nll_term_holds_it(tmp_path, monkeypatch, rewards):

@@ -161,6 +161,7 @@ sys.path[:0] = [{tests!r}]
 from pathlib import Path
 import torch
 import test_trl_online as tests
+tests.reward = getattr(tests, {reward!r})
 trainer = tests.trained(Path({folder!r}), {size}, {accumulation}, processes=2, **tests.OBJECTIVES[{name!r}])
 assert trainer.accelerator.num_processes == 2
 torch.save(tests.weights(trainer), Path({folder!r}) / f"weights-{{trainer.accelerator.process_index}}.pt")
@@ -169,15 +170,39 @@ torch.distributed.destroy_process_group()
 """
 
 
+def mostly_tied(completions, **_):
+    """Only the first group has anything to say: most micro-batches, and the second process, have nothing to do."""
+    ids = [completion(step, row) for step in range(3) for row in range(GROUP)]
+    heard = set(tiny_lm.tokenizer().batch_decode(ids, skip_special_tokens=True))
+    return [value if text in heard else 0.0 for text, value in zip(completions, graded(completions), strict=True)]
+
+
+graded = reward
+
+
 @pytest.mark.parametrize(
-    ("name", "size", "accumulation"), [("softmax", 1, 8), ("plackett-luce", 2, 3), ("reverse kl", 4, 2)]
+    ("name", "size", "accumulation", "rewarded"),
+    [
+        ("softmax", 1, 8, reward),
+        ("plackett-luce", 2, 3, reward),
+        ("reverse kl", 4, 2, reward),
+        ("plackett-luce", 1, 8, mostly_tied),
+    ],
 )
-def test_two_processes_give_the_gradient_of_the_whole(tmp_path, name, size, accumulation):
+def test_two_processes_give_the_gradient_of_the_whole(tmp_path, monkeypatch, name, size, accumulation, rewarded):
     """Two rows by three steps by two processes: the middle one of three groups is on both."""
+    monkeypatch.setattr(sys.modules[__name__], "reward", rewarded)
     script = tmp_path / "rank.py"
     here = str(Path(__file__).parent)
     script.write_text(
-        PROGRAM.format(tests=here, folder=str(tmp_path), size=size, accumulation=accumulation, name=name)
+        PROGRAM.format(
+            tests=here,
+            folder=str(tmp_path),
+            size=size,
+            accumulation=accumulation,
+            name=name,
+            reward=rewarded.__name__,
+        )
     )
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(script)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
@@ -212,6 +237,20 @@ def test_rows_of_tied_groups_are_left_out(tmp_path):
 def test_arguments_that_make_no_sense_are_refused(options, words):
     with pytest.raises(ValueError, match=words):
         ADPOConfig(output_dir="unused", use_cpu=True, bf16=False, **options)
+
+
+@pytest.mark.parametrize(("accumulation", "per_rollout"), [(2, 3), (4, 3)])
+def test_rollouts_that_would_begin_inside_an_optimizer_step_are_refused(accumulation, per_rollout):
+    with pytest.raises(ValueError, match="one must be a multiple of the other"):
+        ADPOConfig(
+            output_dir="unused",
+            use_cpu=True,
+            bf16=False,
+            per_device_train_batch_size=8,
+            num_generations=8,
+            gradient_accumulation_steps=accumulation,
+            steps_per_generation=per_rollout,
+        )
 
 
 def test_groups_that_would_straddle_two_optimizer_steps_are_refused(tmp_path):

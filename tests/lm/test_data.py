@@ -46,7 +46,7 @@ def test_final_answers(text, answer):
         ([{"question": "q"}], "line 1: expected question and answer"),
         ([{"question": "q", "answer": "no end"}], "no final answer"),
         ([{"question": 3, "answer": "#### 1"}], "must be text"),
-        ([{**MATH, "level": "Level ?"}], "level must be"),
+        ([{**MATH, "level": "hard"}], "level must be"),
         ([], "holds no problems"),
     ],
 )
@@ -69,3 +69,21 @@ def test_questions_on_both_sides_are_refused(tmp_path):
     refuse_overlap(rows, [])
     with pytest.raises(ValueError, match="1 questions are in both"):
         refuse_overlap(rows, rows)
+
+
+def test_answers_as_they_are_written_in_the_wild():
+    assert final_answer("#### 1,2,3") == "1,2,3"
+    assert final_answer("#### 1,234,567.5") == "1234567.5"
+    assert final_answer(r"so $\boxed 5$.") == "5"
+    assert final_answer(r"\boxed{a} and \boxed{b}") == "b"
+
+
+def test_problems_of_unknown_level_are_of_none(tmp_path):
+    file = tmp_path / "math.jsonl"
+    rows = [
+        {"problem": f"p{i}", "solution": r"\boxed{1}", "level": level}
+        for i, level in enumerate(("Level ?", "Level 3"))
+    ]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    assert [problem.level for problem in load(file)] == [0, 3]
+    assert [problem.question for problem in load(file, levels=[3])] == ["p1"]

@@ -94,6 +94,17 @@ def test_a_run_ends_with_figures_answers_checkpoint_and_summary(train, model):
     assert list((out / "runs").rglob("events.*"))  # TensorBoard
 
 
+def test_the_bar_knows_how_many_steps_there_will_be(train, monkeypatch):
+    from adpo.training import run
+
+    totals = []
+    steps = run._steps
+    monkeypatch.setattr(run, "_steps", lambda *given: totals.append(steps(*given)) or totals[-1])
+    words = ["--train_problems", "10", "--num_train_epochs", "2", "--num_iterations", "2", "--max_steps", "-1"]
+    out, _ = train(*words, "--gradient_accumulation_steps", "1")
+    assert totals == [json.loads((out / "summary.json").read_text())["steps"]]
+
+
 RUNS = {
     "lora": ["--use_peft", "--lora_r", "2"],
     "ema anchor": ["--anchor", "ema", "--anchor_decay", "0.9"],
@@ -148,6 +159,52 @@ def test_a_reward_function_of_ones_own(train, tmp_path):
     assert summary["samples"][0]["problem"].startswith("say ")
 
 
+REWARDS = """
+async def patient(completions, completion_ids, trainer_state, log_metric, answer, **_):
+    log_metric("patience", 1.0)
+    assert len(completion_ids) == len(completions)
+    return [float(text.strip() == a) for text, a in zip(completions, answer)]
+
+def broken(completions, **_):
+    raise KeyError("colour")
+
+def short(completions, **_):
+    return [1.0]
+"""
+
+
+def test_rewards_are_called_as_trl_calls_them(train, typed, model, tmp_path):
+    file = tmp_path / "rewards.py"
+    file.write_text(REWARDS)
+    out, _ = train("--reward", f"{file}:patient")
+    assert all(m["patience"] == 1 for m in metrics(out) if "reward" in m)
+    for name, complaint in (
+        ("broken", "reward function broken failed on held-out problems with KeyError: 'colour'"),
+        ("short", "reward function short gave 1 rewards for 20 completions"),
+    ):
+        words = ["train", "--model", model, "--out", tmp_path / name, *fast("--reward", f"{file}:{name}")]
+        code, _, errors = typed(*words)
+        assert (code, errors) == (2, f"adpo: {complaint}\n")
+
+
+def test_eval_of_any_model_on_any_data(typed, model, tmp_path):
+    file = tmp_path / "problems.jsonl"
+    rows = [{"question": f"what is {n} plus 1", "answer": f"#### {n + 1}"} for n in range(200)]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    found = {}
+    for seed in (1, 2):
+        out = tmp_path / f"{seed}.json"
+        words = ["eval", model, "--data", file, "--samples", "2", "--max-new-tokens", "3", "--seed", seed]
+        code, said, errors = typed(*words, "--eval_problems", "5", "--out", out)
+        assert code == 0, errors
+        assert "5 held-out problems" in said
+        found[seed] = json.loads(out.read_text())["answers"]["after"]
+    assert found[1]["greedy"] == found[2]["greedy"]
+    assert found[1]["sampled"] != found[2]["sampled"]
+    code, _, errors = typed("eval", model, "--out", tmp_path / "no" / "where.json")
+    assert (code, "is not a folder" in errors) == (2, True)
+
+
 def test_an_interrupted_run_goes_on_where_it_stopped(train, typed, model, tmp_path, monkeypatch):
     whole, _ = train(out=tmp_path / "whole")
     out = tmp_path / "cut"
@@ -190,6 +247,9 @@ def test_an_interrupted_run_goes_on_where_it_stopped(train, typed, model, tmp_pa
         (["--reward", "mine.py"], "--reward must be file.py:function"),
         (["--reward", "mine.py:f"], "mine.py is not a file"),
         (["--resume"], "--resume needs the --out"),
+        (["--train_problems", "3"], "3 problems to train on are fewer than the 4 of one rollout"),
+        (["--dry-run", "--reward", "mine.py:f"], "mine.py is not a file"),
+        (["--dry-run", "--data", "no.jsonl"], "no.jsonl is not a file"),
         (["--max_completion_length", "500"], "no prompt leaves room for 500 tokens in the model's context of 128"),
     ],
 )

@@ -16,7 +16,9 @@ from typing import Any
 
 from adpo.lm.tasks import Problem
 
-_LEVEL = re.compile(r"(?:Level )?([0-9]+)")
+_LEVEL = re.compile(r"(?:Level )?([0-9]+|\?)")  # MATH has problems of "Level ?"
+_THOUSANDS = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
+_BARE_BOX = re.compile(r"\\boxed\s+([^\s$.]+)")
 
 
 def load(path: str | Path, levels: Collection[int] | None = None, limit: int | None = None) -> list[Problem]:
@@ -59,10 +61,11 @@ def final_answer(text: str) -> str | None:
     ('1200', 'x^{2}', None)
     """
     if "####" in text:
-        return text.rsplit("####", 1)[1].strip().replace(",", "") or None
+        return _THOUSANDS.sub("", text.rsplit("####", 1)[1].strip()) or None
     start = text.rfind("\\boxed{")
     if start < 0:
-        return None
+        bare = _BARE_BOX.findall(text)
+        return bare[-1] if bare else None
     depth, begin = 1, start + len("\\boxed{")
     for end in range(begin, len(text)):
         depth += {"{": 1, "}": -1}.get(text[end], 0)
@@ -104,4 +107,4 @@ def _problem(row: dict[str, Any], place: str) -> Problem:
     level = _LEVEL.fullmatch(str(row.get("level", 0)))
     if level is None:
         raise ValueError(f'{place}: level must be a number or "Level 3"; got {row["level"]!r}')
-    return Problem("math", int(level[1]), text, text, answer)
+    return Problem("math", int(level[1]) if level[1] != "?" else 0, text, text, answer)

@@ -69,6 +69,11 @@ def _dry_run(order: Ordered, display: Display) -> None:
         given if torch.accelerator.is_available() else {**given, "bf16": False, "tf32": None, "use_cpu": True}
     )
     run.trainer_config(asked, checked)
+    if asked.run.reward is not None:
+        own_reward(asked.run.reward)
+    for name in (asked.run.data, asked.run.eval_data):
+        if name is not None and name.endswith((".jsonl", ".json")) and not Path(name).is_file():
+            raise ValueError(f"{name} is not a file; expected JSON lines of problems")
     table = Table("setting", "value", title=f"{asked.run.method}: a dry run")
     described = {**asked.described(), **given}
     for name in sorted(described):
@@ -89,26 +94,37 @@ def _dry_run(order: Ordered, display: Display) -> None:
 
 def evaluate(
     checkpoint: Path,
-    before: Path | None,
+    before: str | None,
     words: Sequence[str],
     samples: int,
     temperature: float,
-    max_new_tokens: int,
+    max_new_tokens: int | None,
     out: Path | None,
-    seed: int,
+    seed: int | None,
 ) -> None:
     """Accuracy, pass@k and, with another model, the paired difference."""
     quiet()
-    asked = resolve(None, {**_of_run(checkpoint), **parse_pairs(words), "eval_every": 0})
+    if out is not None and not out.parent.is_dir():
+        raise ValueError(f"--out {out}: {out.parent} is not a folder")
+    known, pairs = _of_run(checkpoint), parse_pairs(words)
+    seed = known.pop("seed", 0) if seed is None else seed
+    if "data" in pairs or "model" not in known:  # problems in words, for a model that is not the embedded one
+        known["model"] = str(checkpoint)
+    asked = resolve(None, {**known, **pairs, "eval_every": 0})
     display, chat = Display(make_console()), asked.trainer.get("chat_template_kwargs") or {}
+    longest = max_new_tokens or asked.trainer.get("max_completion_length", 256)
     with Correct(seconds=asked.run.verifier_seconds) as correct:
         reward = own_reward(asked.run.reward) if asked.run.reward else correct
         found: dict[str, tuple[Scored, Scored]] = {}
-        for name, folder in (("before", before), ("after", checkpoint)):
+        for name, folder in (("before", before), ("after", str(checkpoint))):
             if folder is not None:
                 model, tokenizer = load_model(_folder(folder))
-                rows = data.prepare(asked.run, tokenizer, seed).test
-                exam = Exam(rows, tokenizer, reward, max_new_tokens, chat, samples, temperature)
+                context = getattr(model.config, "max_position_embeddings", None)
+                test = data.prepare(asked.run, tokenizer, seed).test
+                rows = data.that_fit(test, tokenizer, context, min(longest, (context or longest) // 2), chat)
+                exam = Exam(
+                    rows, tokenizer, reward, longest, chat, samples, temperature, asked.run.eval_batch, seed
+                )
                 found[name] = exam.taken(model)
     figures = _figures(found, samples)
     table = Table(f"{len(rows)} held-out problems", *found, *(["gain"] if before else []))
@@ -140,12 +156,15 @@ def _figures(found: dict[str, tuple[Scored, Scored]], samples: int) -> dict[str,
     return rows
 
 
-def _folder(path: Path) -> Path:
-    """A checkpoint, or the folder of a run that holds one."""
+def _folder(name: str) -> str:
+    """A checkpoint, the folder of a run that holds one, or a name `transformers` knows."""
+    path = Path(name)
     for place in (path, path / "best", path / "model"):
-        if any((place / name).exists() for name in ("config.json", "adapter_config.json")):
-            return place
-    raise ValueError(f"{path} holds no model: expected config.json or adapter_config.json in it")
+        if any((place / file).exists() for file in ("config.json", "adapter_config.json")):
+            return str(place)
+    if path.exists() or name.startswith((".", "/")) or name.count("/") > 1:
+        raise ValueError(f"{path} holds no model: expected config.json or adapter_config.json in it")
+    return name
 
 
 def _of_run(checkpoint: Path) -> dict[str, Any]:
@@ -154,6 +173,6 @@ def _of_run(checkpoint: Path) -> dict[str, Any]:
         note = folder / "settings.json"
         if note.exists():
             known = json.loads(note.read_text())
-            names = {*RunSettings.__dataclass_fields__, "chat_template_kwargs"}
+            names = {*RunSettings.__dataclass_fields__, "chat_template_kwargs", "max_completion_length", "seed"}
             return {name: value for name, value in known.items() if name in names and value is not None}
     return {}

@@ -36,6 +36,8 @@ def prepare(run: RunSettings, tokenizer: Any, seed: int) -> Data:
     else:
         found = _problems(run, seed)
         train, test = ([_row(problem, run, tokenizer) for problem in problems] for problems in found)
+    random.Random(0).shuffle(test)  # files are often in some order; the seed of a run is not to choose its exam
+    train = list({_key(row): row for row in train}.values())  # a problem that is there twice counts once
     random.Random(seed).shuffle(train)
     dev = train[: min(run.dev_problems, len(train) // 2)] if run.eval_every else []
     kept = train[len(dev) :]
@@ -49,12 +51,22 @@ def _problems(run: RunSettings, seed: int) -> tuple[list[Problem], list[Problem]
     train = _load(run.data, run.data_split, run)
     if run.eval_data is not None or not _is_file(run.data):
         test = _load(run.eval_data or run.data, run.eval_split, run)
-        data.refuse_overlap(train, test)
-        return train, test
+        if _is_file(run.data):
+            data.refuse_overlap(train, test)
+        return _without(train, test), test
     held_out = [problem for problem in train if tasks.split_of(problem) == "test"]
     if not held_out:
         raise ValueError(f"{run.data} is too small to hold problems out of it: give --eval_data as well")
     return [problem for problem in train if tasks.split_of(problem) == "train"], held_out
+
+
+def _without(train: list[Problem], test: list[Problem]) -> list[Problem]:
+    """Published data sets do have a few questions in both of their splits."""
+    held_out = {problem.question for problem in test}
+    kept = [problem for problem in train if problem.question not in held_out]
+    if len(kept) < len(train):
+        log.warning("%d training problems are test problems as well: left out", len(train) - len(kept))
+    return kept
 
 
 def _generated(run: RunSettings, count: int, split: tasks.Split, seed: int) -> list[Problem]:

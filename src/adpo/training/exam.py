@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +14,7 @@ from typing import Any
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object
 
+from adpo.lm.completions import text_of
 from adpo.lm.evaluate import Estimate, Sampling, Scored, answers, gain
 from adpo.training.data import Row
 
@@ -35,13 +39,18 @@ class Exam:
     chat: Mapping[str, Any] = field(default_factory=dict)  # arguments of the chat template
     samples: int = SAMPLES
     temperature: float = 1.0
+    batch: int = 64
+    seed: int = 0
 
     def taken(self, model: Any) -> Taken:
-        drawn = Sampling(self.max_new_tokens, self.temperature, self.samples)
-        return self._scored(model, Sampling(self.max_new_tokens)), self._scored(model, drawn)
+        drawn = Sampling(self.max_new_tokens, self.temperature, self.samples, self.batch, self.seed)
+        return self._greedy(model), self._scored(model, drawn)
 
     def accuracy(self, model: Any) -> Estimate:
-        return self._scored(model, Sampling(self.max_new_tokens)).accuracy()
+        return self._greedy(model).accuracy()
+
+    def _greedy(self, model: Any) -> Scored:
+        return self._scored(model, Sampling(self.max_new_tokens, batch=self.batch))
 
     def remembered(self, model: Any, path: Path) -> Taken:
         """As `taken`, kept on disk for a run that is resumed."""
@@ -72,10 +81,31 @@ class Exam:
             text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
             for prompt, (_, text) in zip(prompts, flat, strict=True)
         ]
-        rewards = self.reward(prompts=prompts, completions=completions, **columns)
-        scores = [float(value) if value is not None else 0.0 for value in rewards]
+        scores = self._rewarded(prompts, completions, columns)
         n = sampling.samples
         return [(given, scores[i * n : (i + 1) * n]) for i, given in enumerate(texts)]
+
+    def _rewarded(self, prompts: list[Any], completions: list[Any], columns: dict[str, list[Any]]) -> list[float]:
+        """What the reward function says, called as TRL calls it; a reward that is none counts as 0."""
+        name = getattr(self.reward, "__name__", type(self.reward).__name__)
+        ids = [self.tokenizer(text_of(completion))["input_ids"] for completion in completions]
+        extra = {"completion_ids": ids, "trainer_state": None, "log_extra": _unheard, "log_metric": _unheard}
+        try:
+            found = self.reward(prompts=prompts, completions=completions, **{**extra, **columns})
+            rewards = list(asyncio.run(found) if inspect.isawaitable(found) else found)  # type: ignore[arg-type]
+            numbers = [0.0 if value is None else float(value) for value in rewards]
+        except Exception as error:
+            line = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            raise ValueError(f"reward function {name} failed on held-out problems with {line}") from error
+        if len(numbers) != len(completions):
+            raise ValueError(
+                f"reward function {name} gave {len(numbers)} rewards for {len(completions)} completions"
+            )
+        return [number if math.isfinite(number) else 0.0 for number in numbers]
+
+
+def _unheard(*_: Any, **__: Any) -> None:
+    """Nobody logs during an exam."""
 
 
 def figures(before: Taken, after: Taken) -> dict[str, Any]:

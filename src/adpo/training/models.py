@@ -44,7 +44,7 @@ def load_model(folder: str | Path, options: dict[str, Any] | None = None) -> tup
             model = AutoPeftModelForCausalLM.from_pretrained(folder, **options)
         else:
             model = AutoModelForCausalLM.from_pretrained(folder, **options)
-    except (OSError, ValueError) as error:
+    except (OSError, TypeError, ValueError) as error:  # TypeError: an option the model does not know
         reason = str(error).splitlines()[0]
         raise ValueError(f"model {str(folder)!r} cannot be loaded: {reason}") from None
     if tokenizer.pad_token_id is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from pathlib import Path
@@ -79,10 +80,11 @@ def train(order: Ordered, display: Display) -> dict[str, Any]:
     longest, chat = config.max_completion_length, config.chat_template_kwargs or {}
     parts = (rows.train, rows.test, rows.dev)
     to_train, to_test, to_watch = (data.that_fit(part, tokenizer, context, longest, chat) for part in parts)
+    _enough(to_train, config)
     timed_out: Literal["mask", "zero"] = "mask" if getattr(config, "truncated", "zero") == "mask" else "zero"
     with Correct(timed_out, seconds=run.verifier_seconds) as correct:
         reward = own_reward(run.reward) if run.reward else correct
-        exam = Exam(to_test, tokenizer, reward, longest, chat)
+        exam = Exam(to_test, tokenizer, reward, longest, chat, batch=run.eval_batch, seed=order.seed)
         about = run.data or f"{run.task}, level {run.level}"
         display.say(
             f"{run.method} on {about}: {len(to_train)} problems to train on, {len(to_watch)} to watch, "
@@ -93,7 +95,7 @@ def train(order: Ordered, display: Display) -> dict[str, Any]:
         everyone.wait_for_everyone()
         before = exam.remembered(model, folder / "before.json")
         trainer = _trainer(run, model, reward, config, to_train, tokenizer)
-        watcher = Exam(to_watch, tokenizer, reward, longest, chat) if to_watch else None
+        watcher = Exam(to_watch, tokenizer, reward, longest, chat, batch=run.eval_batch) if to_watch else None
         watch = Watch(trainer, folder, display, watcher.accuracy if watcher else None, run.eval_every)
         trainer.add_callback(watch)
         with display.stage("training", _steps(trainer, config)):
@@ -104,7 +106,11 @@ def train(order: Ordered, display: Display) -> dict[str, Any]:
             final = folder / "model"
             if everyone.is_main_process:
                 save(trainer.accelerator.unwrap_model(trainer.model), tokenizer, final)
-        kept = trainer.model if watch.best_step in (-1, trainer.state.global_step) else load_model(final)[0]
+        kept = (
+            trainer.model
+            if watch.best_step in (-1, trainer.state.global_step)
+            else load_model(final, given.get("model_init_kwargs"))[0]
+        )
         after = exam.taken(kept)
     summary = {
         "command": " ".join(["adpo", *sys.argv[1:]]),
@@ -156,11 +162,20 @@ def _trainer(
     return trainer
 
 
+def _enough(rows: list[data.Row], config: Any) -> None:
+    """A rollout must be full: TRL drops what does not fill one, and would train for no step at all."""
+    needed = config.generation_batch_size // config.num_generations
+    if len(rows) < needed:
+        raise ValueError(
+            f"{len(rows)} problems to train on are fewer than the {needed} of one rollout: lower "
+            "per_device_train_batch_size, gradient_accumulation_steps or steps_per_generation"
+        )
+
+
 def _steps(trainer: Any, config: Any) -> int | None:
+    """Optimizer steps of the whole run."""
     if config.max_steps > 0:
         return int(config.max_steps)
-    per_step = config.generation_batch_size * config.num_iterations // config.num_generations
-    return (
-        int(config.num_train_epochs * len(trainer.train_dataset) * config.num_iterations / max(1, per_step))
-        or None
-    )
+    rollouts = len(trainer.train_dataset) * config.num_generations // config.generation_batch_size
+    steps = rollouts * config.steps_per_generation * config.num_iterations / config.gradient_accumulation_steps
+    return math.ceil(config.num_train_epochs * steps) or None

@@ -17,6 +17,8 @@ from typing import Any, Union
 
 import yaml
 
+from adpo.lm.tasks import LEVELS, TASKS
+
 METHODS: dict[str, dict[str, Any]] = {
     "adpo": {},
     "grpo": {"loss_type": "grpo", "scale_rewards": "group", "importance_sampling_level": "token"},
@@ -29,6 +31,11 @@ MEANINGLESS_TO_ADPO = (
     *("beta", "delta", "epsilon", "epsilon_high", "importance_sampling_level", "loss_type", "scale_rewards"),
     *("entropy_coef", "off_policy_mask_threshold", "top_entropy_quantile", "use_bias_correction_kl"),
     *("sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps", "use_adaptive_entropy"),
+    *("entropy_coef_min", "entropy_coef_max", "entropy_coef_delta", "entropy_target", "router_aux_loss_coef"),
+    *("sapo_temperature_neg", "sapo_temperature_pos", "vespo_k_neg", "vespo_k_pos", "vespo_lambda_neg"),
+    *("vespo_lambda_pos", "multi_objective_aggregation", "vllm_importance_sampling_correction"),
+    *("vllm_importance_sampling_mode", "vllm_importance_sampling_cap", "vllm_importance_sampling_clip_max"),
+    "vllm_importance_sampling_clip_min",
 )
 """Arguments of `GRPOConfig` that shape a loss ADPO does not use."""
 
@@ -63,6 +70,7 @@ class RunSettings:
     eval_problems: int = field(default=500, metadata={"help": "Held-out problems for before and after."})
     dev_problems: int = field(default=200, metadata={"help": "Training problems set aside to watch progress by."})
     eval_every: int = field(default=50, metadata={"help": "Steps between looks at them; 0: never."})
+    eval_batch: int = field(default=64, metadata={"help": "Held-out problems answered at once."})
     reward: str | None = field(default=None, metadata={"help": "Your own reward: file.py:function, as in TRL."})
     instruction: str = field(
         default="Reason step by step, then give the final answer after ####.",
@@ -80,10 +88,17 @@ class RunSettings:
             raise ValueError(
                 f"method must be one of {', '.join(METHODS)}; got {self.method!r}{_near(self.method, METHODS)}"
             )
+        if self.task not in TASKS:
+            raise ValueError(f"task must be one of {', '.join(TASKS)}; got {self.task!r}{_near(self.task, TASKS)}")
+        if not 1 <= self.level <= LEVELS:
+            raise ValueError(f"level must be between 1 and {LEVELS}; got {self.level}")
+        if self.reward is not None and self.data is not None and self.levels is not None:
+            raise ValueError("levels means nothing to rows for a reward function of your own: leave it out")
         if self.embedded and self.data is not None:
             raise ValueError("the embedded model knows generated tasks only: give a --model for --data")
-        for name, low in {"eval_problems": 1, "dev_problems": 0, "eval_every": 0, "lora_r": 1}.items():
-            if getattr(self, name) < low:
+        least = {"eval_problems": 1, "dev_problems": 0, "eval_every": 0, "eval_batch": 1, "lora_r": 1}
+        for name, low in {**least, "train_problems": 1}.items():
+            if getattr(self, name) is not None and getattr(self, name) < low:
                 raise ValueError(f"{name} must be at least {low}; got {getattr(self, name)}")
         if self.verifier_seconds <= 0:
             raise ValueError(f"verifier_seconds must be positive; got {self.verifier_seconds}")
@@ -123,6 +138,8 @@ def resolve(config: Path | None, overrides: Mapping[str, Any], method: str | Non
             trainer[name] = coerced(name, value, theirs[name])
         else:
             raise ValueError(_unknown(name, chosen, [*own, *theirs, *COMMAND_LINE]))
+    if "trust_remote_code" in (trainer.get("model_init_kwargs") or {}):
+        raise ValueError(f"model_init_kwargs: trust_remote_code cannot be set: {REFUSED['trust_remote_code']}")
     return Asked(RunSettings(**run), {**METHODS[chosen], **trainer})
 
 

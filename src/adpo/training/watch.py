@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from transformers import TrainerCallback
 from adpo.lm.evaluate import Estimate
 from adpo.training.display import Display
 
+log = logging.getLogger("adpo")
 METRICS = "metrics.jsonl"
 BEST = "best"
 SHOWN = {"reward": "reward", "adpo/tau": "tau", "adpo/anchor_kl": "KL", "refused_steps": "refused"}
@@ -67,7 +69,11 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         if self.examine is None:
             return
         model = self.trainer.accelerator.unwrap_model(self.trainer.model)
-        accuracy = self.examine(model).value
+        try:
+            accuracy = self.examine(model).value
+        except ValueError as error:
+            log.warning("step %d: no look at held-out problems: %s", state.global_step, error)
+            return
         self._figures["held-out"] = f"{100 * accuracy:.0f} %"
         self.trainer.log({"dev/accuracy": accuracy})
         self.display.at(state.global_step, self._figures, line=True)
@@ -75,17 +81,17 @@ class Watch(TrainerCallback):  # type: ignore[misc]
             self.best, self.best_step = accuracy, state.global_step
             if not state.is_world_process_zero:
                 return
-            save(model, self.trainer.processing_class, self.folder / BEST)
-            (self.folder / BEST / "accuracy.json").write_text(
-                json.dumps({"accuracy": accuracy, "step": state.global_step}) + "\n"
-            )
+            note = {"accuracy": accuracy, "step": state.global_step}
+            save(model, self.trainer.processing_class, self.folder / BEST, note)
 
 
-def save(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Whole or not at all."""
+def save(model: Any, tokenizer: Any, folder: Path, note: dict[str, Any] | None = None) -> None:
+    """Whole or not at all, with a note on its accuracy."""
     part = folder.with_name(folder.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
     model.save_pretrained(part)
     tokenizer.save_pretrained(part)
+    if note is not None:
+        (part / "accuracy.json").write_text(json.dumps(note) + "\n")
     shutil.rmtree(folder, ignore_errors=True)
     part.rename(folder)

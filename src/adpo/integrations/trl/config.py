@@ -140,6 +140,12 @@ class ADPOConfig(GRPOConfig):  # type: ignore[misc]
 
     def _check_layout(self) -> None:
         """A group must not straddle two optimizer steps."""
+        per_rollout, accumulated = self.steps_per_generation, self.gradient_accumulation_steps
+        if per_rollout % accumulated and accumulated % per_rollout:
+            raise ValueError(
+                f"steps_per_generation = {per_rollout} and gradient_accumulation_steps = {accumulated}: one must "
+                "be a multiple of the other, or a rollout would begin inside an optimizer step"
+            )
         per_step = self.per_device_train_batch_size * self.gradient_accumulation_steps
         if self.steps_per_generation > self.gradient_accumulation_steps and per_step % self.num_generations:
             raise ValueError(

@@ -52,7 +52,7 @@ class RefuseBadSteps(TrainerCallback):  # type: ignore[misc]
                 self.refused,
                 self.in_a_row,
             )
-        self.trainer._metrics["train"]["refused_steps"].append(float(self.refused))
+        self.trainer._metrics["train"]["refused_steps"] = [float(self.refused)]  # a count: not to be averaged
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.in_a_row >= self.limit and self.stopped is None:

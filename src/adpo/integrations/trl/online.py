@@ -59,6 +59,11 @@ class ADPOTrainer(Rollouts):
             raise TypeError(f"args must be an ADPOConfig; got {type(args).__name__}")
         self.reward_guard = GuardedRewards(args.max_refused_steps)
         super().__init__(model, self.reward_guard.wrap(reward_funcs), args, **rest)
+        if (self.is_fsdp_enabled or self.is_deepspeed_enabled) and (args.anchor != "on_policy" or args.kl_budget):
+            raise ValueError(
+                "anchors that keep a copy of the weights, and kl_budget, do not work on sharded parameters (FSDP, "
+                "DeepSpeed): use the on_policy anchor"
+            )
         self.objective = args.objective()
         self.schedule = args.temperature_schedule()
         self.tau: float = args.tau
@@ -123,6 +128,10 @@ class ADPOTrainer(Rollouts):
         loss = 0.0
         if groups:
             logp, anchor_logp = self._both_logp(rows)
+            odd = member & ~(torch.isfinite(logp) & torch.isfinite(anchor_logp))
+            spoilt = int(self.accelerator.reduce(odd.sum(), reduction="sum")) > 0
+            if spoilt:  # the whole step is to be refused, on every rank
+                logp, anchor_logp = torch.zeros_like(logp), torch.zeros_like(anchor_logp)
             found = exact.coefficients(
                 self.objective,
                 logp[member],
@@ -131,7 +140,7 @@ class ADPOTrainer(Rollouts):
                 tau=self.tau,
                 rewards=rows["rewards"][member],
             )
-            c[member] = found.coefficients
+            c[member] = torch.full_like(found.coefficients, torch.nan) if spoilt else found.coefficients
             c -= self.args.nll_weight * rows["best"] / groups
             c *= share
             loss = float(found.loss) * share
@@ -139,13 +148,18 @@ class ADPOTrainer(Rollouts):
                 c.fill_(torch.nan)  # whatever the gradient would have been: the step is to be refused
             self._note(**{name: float(value) for name, value in found.diagnostics._asdict().items()})
         live = c.nonzero().squeeze(1)
-        self._note(rows_left_out=1 - len(live) / len(c), loss_of_groups=loss / share)
+        left_out = self.accelerator.reduce(1 - len(live) / len(c) + torch.zeros_like(c[:1]), reduction="mean")
+        self._note(rows_left_out=float(left_out), loss_of_groups=loss / share)
         rows["c"] = c
         planned = []
         for part in torch.tensor_split(live, len(window)):
-            # Several processes average their gradients in every backward pass: none may sit out.
-            chosen = part if len(part) or self.accelerator.num_processes == 1 else live.new_zeros(1)
+            # Several processes average their gradients in every backward pass: none may sit out. Who has nothing
+            # to do goes through the first row, with nothing to its name.
+            idle = not len(part) and self.accelerator.num_processes > 1
+            chosen = live.new_zeros(1) if idle else part
             micro = trimmed({name: values[chosen] for name, values in rows.items()})
+            if idle:
+                micro["c"] = torch.zeros_like(micro["c"])
             micro["loss"] = torch.full((), loss / len(window), device=c.device)
             planned.append(micro)
         return planned

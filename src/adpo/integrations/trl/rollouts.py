@@ -143,6 +143,8 @@ class Rollouts(Scoring):
         else:
             rows = kept(batch)
             moved = self._scored(self.model, rows) - start.logp(lambda _: self._scored(self.model, rows))
+            if self.args.logp_reduction == "mean":
+                moved = moved * rows["completion_mask"].sum(1)  # nats a completion, whatever the loss looks at
             member = batch["member"]
             sums = torch.stack([moved[member].sum(), member.sum().to(moved)])
             total, count = self.accelerator.reduce(sums, reduction="sum").tolist()
