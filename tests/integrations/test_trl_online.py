@@ -228,6 +228,8 @@ def test_rows_of_tied_groups_are_left_out(tmp_path):
         ({"target": "plackett_luse"}, "did you mean plackett_luce"),
         ({"divergence": "alpha"}, "lacks its number"),
         ({"beta": 0.1}, "takes the place of a KL penalty"),
+        ({"epsilon": 0.1}, "epsilon = 0.1 shapes a loss that ADPO does not use"),
+        ({"loss_type": "dr_grpo"}, "loss_type = 'dr_grpo' shapes a loss"),
         ({"target": "top1", "divergence": "reverse_kl"}, "label_smoothing"),
         ({"tau": 0.0}, "tau must be"),
         ({"target": "top1", "prior_in_target": True}, "prior_in_target means nothing to the top1 target"),

@@ -27,18 +27,6 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 """What tells the methods of TRL apart."""
 
-MEANINGLESS_TO_ADPO = (
-    *("beta", "delta", "epsilon", "epsilon_high", "importance_sampling_level", "loss_type", "scale_rewards"),
-    *("entropy_coef", "off_policy_mask_threshold", "top_entropy_quantile", "use_bias_correction_kl"),
-    *("sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps", "use_adaptive_entropy"),
-    *("entropy_coef_min", "entropy_coef_max", "entropy_coef_delta", "entropy_target", "router_aux_loss_coef"),
-    *("sapo_temperature_neg", "sapo_temperature_pos", "vespo_k_neg", "vespo_k_pos", "vespo_lambda_neg"),
-    *("vespo_lambda_pos", "multi_objective_aggregation", "vllm_importance_sampling_correction"),
-    *("vllm_importance_sampling_mode", "vllm_importance_sampling_cap", "vllm_importance_sampling_clip_max"),
-    "vllm_importance_sampling_clip_min",
-)
-"""Arguments of `GRPOConfig` that shape a loss ADPO does not use."""
-
 REFUSED = {
     "trust_remote_code": "code from a model repository is never run",
     "output_dir": "the folder is chosen with --out",
@@ -125,6 +113,8 @@ def resolve(config: Path | None, overrides: Mapping[str, Any], method: str | Non
     if method is not None:
         given["method"] = method
     chosen = RunSettings(method=str(given.get("method", "adpo"))).method
+    from adpo.integrations.trl.config import MEANINGLESS
+
     own = typing.get_type_hints(RunSettings)
     theirs = trainer_fields(chosen)
     run: dict[str, Any] = {}
@@ -134,7 +124,7 @@ def resolve(config: Path | None, overrides: Mapping[str, Any], method: str | Non
             raise ValueError(f"{name} cannot be set: {REFUSED[name]}")
         if name in own:
             run[name] = coerced(name, value, own[name])
-        elif name in theirs and not (chosen == "adpo" and name in MEANINGLESS_TO_ADPO):
+        elif name in theirs and not (chosen == "adpo" and name in MEANINGLESS):
             trainer[name] = coerced(name, value, theirs[name])
         else:
             raise ValueError(_unknown(name, chosen, [*own, *theirs, *COMMAND_LINE]))
@@ -201,7 +191,7 @@ def trainer_fields(method: str) -> dict[str, Any]:
 
 
 def _unknown(name: str, method: str, known: Sequence[str]) -> str:
-    if method == "adpo" and name in MEANINGLESS_TO_ADPO:
+    if method == "adpo" and name in trainer_fields("grpo"):
         return f"{name} shapes a loss that method adpo does not use: leave it out"
     if method != "adpo" and name in trainer_fields("adpo"):
         return f"{name} is an argument of method adpo; method {method} does not know it"

@@ -6,7 +6,7 @@ divergence, the temperature and the anchor.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import Literal, get_args
 
@@ -26,6 +26,18 @@ Confidence = Literal["answers", "tokens"]
 Reduction = Literal["sum", "mean"]
 Truncated = Literal["zero", "mask", "keep"]
 DIVERGENCES = ("cross_entropy", "forward_kl", "reverse_kl", "alpha", "wasserstein")
+
+MEANINGLESS = (
+    *("beta", "delta", "epsilon", "epsilon_high", "importance_sampling_level", "loss_type", "scale_rewards"),
+    *("entropy_coef", "off_policy_mask_threshold", "top_entropy_quantile", "use_bias_correction_kl"),
+    *("sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps", "use_adaptive_entropy"),
+    *("entropy_coef_min", "entropy_coef_max", "entropy_coef_delta", "entropy_target", "router_aux_loss_coef"),
+    *("sapo_temperature_neg", "sapo_temperature_pos", "vespo_k_neg", "vespo_k_pos", "vespo_lambda_neg"),
+    *("vespo_lambda_pos", "multi_objective_aggregation", "vllm_importance_sampling_correction"),
+    *("vllm_importance_sampling_mode", "vllm_importance_sampling_cap", "vllm_importance_sampling_clip_max"),
+    "vllm_importance_sampling_clip_min",
+)
+"""Arguments of `GRPOConfig` that shape a loss ADPO does not use."""
 
 
 @dataclass
@@ -94,11 +106,18 @@ class ADPOConfig(GRPOConfig):  # type: ignore[misc]
         default=5,
         metadata={"help": "Steps with a gradient that is not finite, or failures of a reward function, in a row."},
     )
+    vllm_importance_sampling_correction: bool = field(
+        default=False,
+        metadata={
+            "help": "Not used: log-probabilities are the trained model's, no ratio to the sampler's is taken."
+        },
+    )
     disable_dropout: bool = field(
         default=True, metadata={"help": "Dropout would move u away from zero where policy and anchor are equal."}
     )
 
     def __post_init__(self) -> None:
+        self._refuse_what_means_nothing()
         super().__post_init__()
         if str(self.tau) == "auto":
             self.tau, self.tau_schedule = 1.0, "auto"
@@ -112,10 +131,6 @@ class ADPOConfig(GRPOConfig):  # type: ignore[misc]
             "ties": ("efron", "breslow"),
         }.items():
             _choose(name, getattr(self, name), allowed)
-        if self.beta != 0:
-            raise ValueError(
-                f"beta = {self.beta}: the anchor takes the place of a KL penalty; leave beta at 0 and choose tau"
-            )
         if self.label_smoothing and self.target in ("boltzmann", "kde"):
             raise ValueError(
                 f"label_smoothing = {self.label_smoothing} means nothing to the {self.target} target; "
@@ -137,6 +152,18 @@ class ADPOConfig(GRPOConfig):  # type: ignore[misc]
         self._check_layout()
         self.objective()
         self.temperature_schedule()
+
+    def _refuse_what_means_nothing(self) -> None:
+        if self.beta != 0:
+            raise ValueError(
+                f"beta = {self.beta}: the anchor takes the place of a KL penalty; leave beta at 0 and choose tau"
+            )
+        defaults = {field.name: field.default for field in fields(ADPOConfig)}
+        for name in MEANINGLESS:
+            if getattr(self, name) != defaults[name]:
+                raise ValueError(
+                    f"{name} = {getattr(self, name)!r} shapes a loss that ADPO does not use: leave it out"
+                )
 
     def _check_layout(self) -> None:
         """A group must not straddle two optimizer steps."""
