@@ -116,7 +116,6 @@ def test_a_reward_function_that_fails_once_leaves_its_completions_out(tmp_path, 
     assert trainer.reward_guard.failures == 1
     assert logged(trainer, "adpo/no_reward") == [1.0, 0.0]
     assert logged(trainer, "adpo/rows_left_out")[0] == 1.0
-    rewards(fragile)
     assert not same(weights(trainer), list(tiny_lm.model().parameters()))
 
 

@@ -240,7 +240,8 @@ def test_an_interrupted_run_goes_on_where_it_stopped(train, typed, model, tmp_pa
         (["--config", "nowhere.yaml"], "--config nowhere.yaml is not a file"),
         (["--method", "ppo"], "Invalid value"),
         (["--tau", "-1"], "tau must be"),
-        (["--model", "/nowhere/model"], "cannot be"),
+        (["--model", "/nowhere/model"], "model '/nowhere/model' cannot be loaded: there is no such folder"),
+        (["--model", "./nowhere"], "model './nowhere' cannot be loaded: there is no such folder"),
         (["--data", "/nowhere.jsonl"], "/nowhere.jsonl is not a file"),
         (["--task", "poetry"], "task must be one of"),
         (["--level", "9"], "level must be between"),
@@ -299,9 +300,10 @@ def test_eval_compares_two_models_on_the_problems_of_the_run(train, typed, model
     summary = json.loads((out / "summary.json").read_text())
     assert figures["accuracy, most likely answer"]["before"] == pytest.approx(summary["accuracy_before"])
     assert figures["accuracy, most likely answer"]["after"] == pytest.approx(summary["accuracy_after"])
-    code, _, errors = typed("eval", tmp_path / "nowhere")
-    assert code == 2
-    assert "holds no model" in errors
+    for place in (tmp_path / "nowhere", "nowhere", "./nowhere"):
+        code, _, errors = typed("eval", place)
+        assert code == 2
+        assert "holds no model" in errors
 
 
 def test_the_warm_model_is_made_once_and_kept(tmp_path, monkeypatch):

@@ -56,8 +56,13 @@ class Task:
 
 def split_of(problem: Problem) -> Split:
     """Where a problem belongs, from its prompt alone."""
-    digest = hashlib.sha256(f"{problem.task}|{problem.prompt}".encode()).digest()
-    return "test" if int.from_bytes(digest[:8]) < TEST_SHARE * 2**64 else "train"
+    return "test" if held_out(f"{problem.task}|{problem.prompt}") else "train"
+
+
+def held_out(text: str) -> bool:
+    """Whether a text belongs to the tenth that is kept for testing: a property of the text itself."""
+    digest = hashlib.sha256(text.encode()).digest()
+    return int.from_bytes(digest[:8]) < TEST_SHARE * 2**64
 
 
 def problems(task: str, count: int, *, level: int, seed: int, split: Split = "train") -> list[Problem]:

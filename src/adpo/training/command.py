@@ -72,7 +72,7 @@ def _dry_run(order: Ordered, display: Display) -> None:
     if asked.run.reward is not None:
         own_reward(asked.run.reward)
     for name in (asked.run.data, asked.run.eval_data):
-        if name is not None and name.endswith((".jsonl", ".json")) and not Path(name).is_file():
+        if name is not None and data.is_file(name) and not Path(name).is_file():
             raise ValueError(f"{name} is not a file; expected JSON lines of problems")
     table = Table("setting", "value", title=f"{asked.run.method}: a dry run")
     described = {**asked.described(), **given}
@@ -157,12 +157,12 @@ def _figures(found: dict[str, tuple[Scored, Scored]], samples: int) -> dict[str,
 
 
 def _folder(name: str) -> str:
-    """A checkpoint, the folder of a run that holds one, or a name `transformers` knows."""
+    """A checkpoint, the folder of a run that holds one, or a name like owner/model to look up."""
     path = Path(name)
     for place in (path, path / "best", path / "model"):
         if any((place / file).exists() for file in ("config.json", "adapter_config.json")):
             return str(place)
-    if path.exists() or name.startswith((".", "/")) or name.count("/") > 1:
+    if path.exists() or name.count("/") != 1 or name.startswith((".", "/")):
         raise ValueError(f"{path} holds no model: expected config.json or adapter_config.json in it")
     return name
 

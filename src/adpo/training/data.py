@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import random
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from adpo.lm import data, tasks
-from adpo.lm.tasks import TEST_SHARE, Problem
+from adpo.lm.tasks import Problem
 from adpo.training.settings import RunSettings
 
 log = logging.getLogger("adpo")
@@ -49,9 +48,9 @@ def _problems(run: RunSettings, seed: int) -> tuple[list[Problem], list[Problem]
         wanted = (run.train_problems or 8000) + run.dev_problems
         return _generated(run, wanted, "train", seed), _generated(run, run.eval_problems, "test", seed)
     train = _load(run.data, run.data_split, run)
-    if run.eval_data is not None or not _is_file(run.data):
+    if run.eval_data is not None or not is_file(run.data):
         test = _load(run.eval_data or run.data, run.eval_split, run)
-        if _is_file(run.data):
+        if is_file(run.data):
             data.refuse_overlap(train, test)
         return _without(train, test), test
     held_out = [problem for problem in train if tasks.split_of(problem) == "test"]
@@ -74,12 +73,13 @@ def _generated(run: RunSettings, count: int, split: tasks.Split, seed: int) -> l
 
 
 def _load(name: str, split: str, run: RunSettings) -> list[Problem]:
-    if _is_file(name):
+    if is_file(name):
         return data.load(name, run.levels)
     return data.of_rows(_named(name, run.data_config, split), f"{name}, {split}", run.levels)
 
 
-def _is_file(name: str) -> bool:
+def is_file(name: str) -> bool:
+    """Whether a name is meant as a file of JSON lines, not as a data set."""
     return Path(name).is_file() or name.endswith((".jsonl", ".json"))
 
 
@@ -113,20 +113,20 @@ def _own_rows(run: RunSettings) -> tuple[list[Row], list[Row]]:
     """Rows for a reward function of the user's: ``prompt`` and whatever the function reads."""
     assert run.data is not None
     train = list(_read(run.data, run.data_split, run))
-    if run.eval_data is not None or not _is_file(run.data):
+    if run.eval_data is not None or not is_file(run.data):
         test = list(_read(run.eval_data or run.data, run.eval_split, run))
         both = {_key(row) for row in train} & {_key(row) for row in test}
         if both:
             raise ValueError(f"{len(both)} prompts are in both training and test data, such as: {min(both)[:80]}")
         return train, test
-    test = [row for row in train if _held_out(row)]
+    test = [row for row in train if tasks.held_out(_key(row))]
     if not test:
         raise ValueError(f"{run.data} is too small to hold rows out of it: give --eval_data as well")
-    return [row for row in train if not _held_out(row)], test
+    return [row for row in train if not tasks.held_out(_key(row))], test
 
 
 def _read(name: str, split: str, run: RunSettings) -> list[Row]:
-    rows = data.read_rows(Path(name)) if _is_file(name) else enumerate(_named(name, run.data_config, split), 1)
+    rows = data.read_rows(Path(name)) if is_file(name) else enumerate(_named(name, run.data_config, split), 1)
     found = []
     for number, row in rows:
         prompt = row.get("prompt")
@@ -138,11 +138,6 @@ def _read(name: str, split: str, run: RunSettings) -> list[Row]:
 
 def _key(row: Row) -> str:
     return json.dumps(row["prompt"], sort_keys=True)
-
-
-def _held_out(row: Row) -> bool:
-    digest = hashlib.sha256(_key(row).encode()).digest()
-    return int.from_bytes(digest[:8]) < TEST_SHARE * 2**64
 
 
 def that_fit(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ def quiet() -> None:
     import datasets
     import transformers
 
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     datasets.disable_progress_bars()
@@ -35,6 +37,8 @@ def load_model(folder: str | Path, options: dict[str, Any] | None = None) -> tup
     """Model and tokenizer, or an adapter on its base model, by name or folder."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    if str(folder).startswith((".", "/", "~")) and not Path(folder).is_dir():
+        raise ValueError(f"model {str(folder)!r} cannot be loaded: there is no such folder")
     options = {"dtype": "float32", **(options or {})}
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
