@@ -117,19 +117,24 @@ def test_measures_of_known_policies():
     assert uniform.regret.item() > 0.5
 
 
-def test_the_natural_step_stays_in_its_region_and_improves_each_run():
+def surrogate():
+    """Three runs with their expected reward as a loss, and the KL to where they are."""
     worlds = Worlds(SMALL, [Replica(CLEAN, seed) for seed in range(3)])
     weights = [w.clone() for w in fleet.initial_weights(SMALL, worlds)]
-    draws = worlds.draw()
-    old = fleet.log_policy(weights, draws.contexts)
-    truth = worlds.clean_rewards(draws.contexts)
+    contexts = worlds.draw().contexts
+    old, truth = fleet.log_policy(weights, contexts), worlds.clean_rewards(contexts)
 
-    def loss(w):
-        return -(fleet.log_policy(w, draws.contexts).exp() * truth).sum(-1).mean(1)
+    def loss(w, runs=slice(None)):
+        return -(fleet.log_policy(w, contexts[runs]).exp() * truth[runs]).sum(-1).mean(1)
 
-    def kl(w):
-        return (old.exp() * (old - fleet.log_policy(w, draws.contexts))).sum(-1).mean(1)
+    def kl(w, runs=slice(None)):
+        return (old[runs].exp() * (old[runs] - fleet.log_policy(w, contexts[runs]))).sum(-1).mean(1)
 
+    return weights, loss, kl
+
+
+def test_the_natural_step_stays_in_its_region_and_improves_each_run():
+    weights, loss, kl = surrogate()
     before = loss(weights)
     natural_step(weights, loss, kl, TrustRegion(max_kl=0.01))
     assert torch.all(loss(weights) < before - 1e-3)
@@ -138,25 +143,14 @@ def test_the_natural_step_stays_in_its_region_and_improves_each_run():
 
 
 def test_the_natural_step_of_one_run_is_trpos():
-    worlds = Worlds(SMALL, [Replica(CLEAN, seed) for seed in range(3)])
-    weights = [w.clone() for w in fleet.initial_weights(SMALL, worlds)]
-    draws = worlds.draw()
-    old = fleet.log_policy(weights, draws.contexts)
-    truth = worlds.clean_rewards(draws.contexts)
-    alone = [w[1:2].clone().requires_grad_() for w in weights]
-
-    def loss(w, runs=slice(None)):
-        return -(fleet.log_policy(w, draws.contexts[runs]).exp() * truth[runs]).sum(-1).mean(1)
-
-    def kl(w, runs=slice(None)):
-        return (old[runs].exp() * (old[runs] - fleet.log_policy(w, draws.contexts[runs]))).sum(-1).mean(1)
-
+    weights, loss, kl = surrogate()
     one = slice(1, 2)
+    alone = [w[one].clone().requires_grad_() for w in weights]
     taken = trpo_step(alone, lambda: -loss(alone, one).sum(), lambda: kl(alone, one).sum(), max_kl=0.01)
     natural_step(weights, loss, kl, TrustRegion(max_kl=0.01))
     assert taken.accepted
     for mine, theirs in zip(weights, alone, strict=True):
-        torch.testing.assert_close(mine[1:2], theirs.detach(), rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(mine[one], theirs.detach(), rtol=1e-4, atol=1e-6)
 
 
 def test_every_grid_can_be_made():
