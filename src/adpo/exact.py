@@ -46,9 +46,11 @@ def backward(
     anchor_logp: Tensor | None,
     *,
     tau: float | Tensor | None = None,
+    extra: Tensor | None = None,
     at_anchor: bool = False,
     averaging: bool = False,
     no_sync: Callable[[], AbstractContextManager[object]] = nullcontext,
+    back_propagate: Callable[[Tensor], object] = Tensor.backward,
     process_group: dist.ProcessGroup | None = None,
     **signals: Tensor | None,
 ) -> GroupGradient:
@@ -57,11 +59,13 @@ def backward(
     ``micro_batches`` is a partition of this rank's rows, in any order; ``group_ids`` (``[rows]``, one id per
     group over all ranks), ``anchor_logp`` (None is the zero anchor) and the signals are flat. A tensor ``tau`` and
     the signals that belong to a group (`labels`, `preference`) are ``[groups]``, in ascending order of the ids of
-    all ranks; candidates count in the order of ranks, then rows.
+    all ranks; candidates count in the order of ranks, then rows. ``extra``, ``[rows]``, is added to the
+    coefficients: the part of a loss that looks at rows one by one, such as a likelihood term.
 
     ``at_anchor=True`` says that the policy is the anchor; ``anchor_logp`` may then be None (unless the target
     looks at it). ``averaging=True`` undoes the division by the number of ranks that `DistributedDataParallel`
-    makes; give it that module's ``no_sync`` as well, to communicate once, in the last micro-batch.
+    makes; give it that module's ``no_sync`` as well, to communicate once, in the last micro-batch. What owns a
+    scaler or an engine of its own gives ``back_propagate``.
     """
     _check_partition(micro_batches, len(group_ids))
     _check_wrapper(no_sync, averaging)
@@ -71,6 +75,7 @@ def backward(
     groups = _Groups.of(objective, group_ids, anchor_logp, tau, signals, ranks)
     # `labels` count rows in their order. A rank without rows still takes part in the last backward pass.
     batches = [batch.sort().values for batch in micro_batches] or [group_ids.new_zeros(0, dtype=torch.long)]
+    more = torch.zeros_like(groups.anchor) if extra is None else extra.to(groups.anchor)
     apart = [batch for batch in batches if at_anchor or not groups.whole(batch)]
     rows = torch.cat([*apart, batches[0][:0]]).sort().values
 
@@ -81,7 +86,7 @@ def backward(
                 logp[batch] = groups.checked(score(batch), batch)
     # Groups that are spread out: one table over all ranks, the same on each of them.
     c, known = torch.zeros_like(logp), torch.zeros_like(logp, dtype=torch.bool)
-    c[rows] = groups.coefficients(rows, groups.anchor if at_anchor else logp, ranks)
+    c[rows] = groups.coefficients(rows, groups.anchor if at_anchor else logp, ranks) + more[rows]
     known[rows] = True
 
     rows_trained = 0
@@ -97,10 +102,10 @@ def backward(
             if len(live):
                 logp[live] = groups.checked(here, live)
             if not settled:
-                c[live] = groups.coefficients(live, logp)
+                c[live] = groups.coefficients(live, logp) + more[live]
             weight = c[live] * (ranks.world if averaging else 1)
             product = here * weight.to(here) if len(live) else 0 * here
-            product.sum().backward()  # type: ignore[no-untyped-call]
+            back_propagate(product.sum())
     loss, diagnostics = groups.summary(groups.anchor if at_anchor else logp, ranks)
     return GroupGradient(loss, diagnostics, c, logp, 0 if at_anchor else len(rows), rows_trained)
 
