@@ -156,7 +156,7 @@ def test_any_split_of_the_groups_gives_the_gradient_of_the_whole(tmp_path, name,
 
 
 PROGRAM = """
-import sys
+import os, sys
 sys.path[:0] = [{tests!r}]
 from pathlib import Path
 import torch
@@ -167,6 +167,7 @@ assert trainer.accelerator.num_processes == 2
 torch.save(tests.weights(trainer), Path({folder!r}) / f"weights-{{trainer.accelerator.process_index}}.pt")
 torch.distributed.barrier()
 torch.distributed.destroy_process_group()
+os._exit(0)  # threads of the process group may still be at work, and end a process that ends slowly
 """
 
 

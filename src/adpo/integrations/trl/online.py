@@ -17,15 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import TrainerCallback
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl.trainer.utils import shuffle_sequence_dict, split_tensor_dict
 
 from adpo import exact
 from adpo.anchors import EMA, Refresh, Self
-from adpo.integrations.trl import state
-from adpo.integrations.trl.auto_tau import CALIBRATION_ROLLOUTS, AutoTau
+from adpo.integrations import state
+from adpo.integrations.auto_tau import CALIBRATION_ROLLOUTS, AutoTau
+from adpo.integrations.guards import GuardedRewards, RefuseBadSteps
 from adpo.integrations.trl.config import ADPOConfig
-from adpo.integrations.trl.guards import GuardedRewards, RefuseBadSteps
 from adpo.integrations.trl.rollouts import Rollouts
 from adpo.integrations.trl.rows import Rows, kept, trimmed
 from adpo.lm.completions import answer_of
@@ -42,7 +41,6 @@ class ADPOTrainer(Rollouts):
 
     _tag_names = ("trl", "adpo")
     _name = "ADPO"
-    _buffered_inputs: list[Rows] | None  # the rollout at hand, in micro-batches
 
     def __init__(
         self,
@@ -239,19 +237,32 @@ class ADPOTrainer(Rollouts):
         found = {"anchor": self.anchor, "start": self.start if self.start is not self.anchor else None}
         return {name: policy for name, policy in found.items() if policy is not None}
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        super()._save_checkpoint(model, trial)
+    @property
+    def _had_ended(self) -> bool:
+        return super()._had_ended or self._over_budget
+
+    def _save_own(self, folder: Path) -> None:
+        super()._save_own(folder)
         if self.args.should_save:
-            folder = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-            numbers = {"tau": self.tau, "schedule": self.schedule.state_dict()}
+            numbers = {
+                "tau": self.tau,
+                "schedule": self.schedule.state_dict(),
+                "sampled_at": self._sampled_at,
+                "guard": self.step_guard.state_dict(),
+                "over_budget": self._over_budget,
+            }
             state.save(folder, numbers, self._kept_policies)
 
-    def _load_optimizer_and_scheduler(self, checkpoint: Any) -> None:
-        super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is not None:
-            numbers = state.load(Path(checkpoint), self._kept_policies)
-            self.tau = numbers["tau"]
-            self.schedule.load_state_dict(numbers["schedule"])
+    def _load_own(self, folder: Path) -> None:
+        super()._load_own(folder)
+        numbers = state.load(folder, self._kept_policies)
+        self.tau, self._sampled_at = numbers["tau"], numbers["sampled_at"]
+        self._over_budget = numbers["over_budget"]
+        self.schedule.load_state_dict(numbers["schedule"])
+        self.step_guard.refused, self.step_guard.in_a_row = (
+            numbers["guard"]["refused"],
+            numbers["guard"]["in_a_row"],
+        )
 
 
 class _AfterStep(TrainerCallback):  # type: ignore[misc]

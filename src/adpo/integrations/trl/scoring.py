@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from trl import GRPOTrainer
 
+from adpo.integrations.trl.resume import ExactResume
 from adpo.integrations.trl.rows import Rows, split
 
 
-class Scoring(GRPOTrainer):  # type: ignore[misc]
+class Scoring(ExactResume):
     """A `GRPOTrainer` that scores rows."""
 
     @torch.no_grad()

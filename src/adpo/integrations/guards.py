@@ -62,6 +62,12 @@ class RefuseBadSteps(TrainerCallback):  # type: ignore[misc]
             )
             control.should_save = control.should_training_stop = True
 
+    def state_dict(self) -> dict[str, int]:
+        return {"refused": self.refused, "in_a_row": self.in_a_row}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.refused, self.in_a_row = state["refused"], state["in_a_row"]
+
     def complain(self) -> None:
         """To be called when training has ended."""
         if self.stopped is not None:

@@ -1,0 +1,71 @@
+"""Lists as a batch of rows: one row per completion."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from adpo.lm.scoring import Sequences, sequences
+
+Batch = dict[str, Tensor]
+"""``input_ids``, ``attention_mask`` and ``completion_mask`` ``[rows, length]``; ``rewards``, ``lists`` (the list
+of each row, counted in the batch), ``index`` (counted in the data) and ``place`` (in its list), all ``[rows]``."""
+
+
+class Collate:
+    """A function of rows of a `PreferenceTable`."""
+
+    def __init__(self, pad: int) -> None:
+        self.pad = pad
+
+    def __call__(self, rows: Sequence[dict[str, Any]]) -> Batch:
+        sizes = [len(row["completion_ids"]) for row in rows]
+        prompts = [row["prompt_ids"] for row, size in zip(rows, sizes, strict=True) for _ in range(size)]
+        completions = [ids for row in rows for ids in row["completion_ids"]]
+        return {
+            **sequences(prompts, completions, self.pad)._asdict(),
+            "rewards": torch.tensor([r for row in rows for r in row["rewards"]], dtype=torch.float64),
+            "lists": torch.arange(len(rows)).repeat_interleave(torch.tensor(sizes)),
+            "index": torch.tensor([row["index"] for row in rows]).repeat_interleave(torch.tensor(sizes)),
+            "place": torch.tensor([place for size in sizes for place in range(size)]),
+        }
+
+
+def tokens(batch: Batch) -> Sequences:
+    return Sequences(batch["input_ids"], batch["attention_mask"], batch["completion_mask"])
+
+
+def passes(lists: Tensor, most: int | None) -> list[Tensor]:
+    """Rows that go through the model together, at most so many: whole lists where they fit.
+
+    >>> [part.tolist() for part in passes(torch.tensor([0, 0, 1, 1, 2, 2, 2]), 4)]
+    [[0, 1, 2, 3], [4, 5, 6]]
+    >>> [part.tolist() for part in passes(torch.tensor([0, 0, 0]), 2)]
+    [[0, 1], [2]]
+    """
+    rows = torch.arange(len(lists), device=lists.device)
+    if most is None or len(rows) <= most:
+        return [rows]
+    parts: list[Tensor] = []
+    for members in torch.split(rows, torch.bincount(lists).tolist()):
+        if parts and len(parts[-1]) + len(members) <= most:
+            parts[-1] = torch.cat([parts[-1], members])
+        else:
+            parts.extend(torch.split(members, most))
+    return parts
+
+
+def shares(lists: Tensor, rewards: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights, summing to one over a list, of its best and of its worst rows; zero where all are tied."""
+    count = int(lists.max()) + 1
+    base = torch.zeros(count, dtype=rewards.dtype, device=rewards.device)
+    high = base.scatter_reduce(0, lists, rewards, "amax", include_self=False)
+    low = base.scatter_reduce(0, lists, rewards, "amin", include_self=False)
+    found = []
+    for extreme in (high, low):
+        at = ((rewards == extreme[lists]) & (high > low)[lists]).to(rewards)
+        found.append(at / base.index_add(0, lists, at).clamp(min=1)[lists])
+    return found[0], found[1]

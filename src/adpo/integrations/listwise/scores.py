@@ -1,0 +1,164 @@
+"""Log-probabilities of lists under policy, anchor and reference."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Trainer
+
+from adpo.anchors import Self
+from adpo.integrations.checkpoints import SafeCheckpoints
+from adpo.integrations.listwise import sources
+from adpo.integrations.listwise.collate import Batch, tokens
+from adpo.integrations.listwise.reference import Scores, fingerprint
+from adpo.lm.packed_scoring import accept_packed, why_not_packed
+from adpo.lm.packing import repacked
+from adpo.lm.preference_table import PreferenceTable
+from adpo.lm.scoring import Sequences, seq_logp
+
+log = logging.getLogger("adpo")
+SCORED_AT_ONCE = 32  # completions, where nothing else is said
+
+
+class Scoring(SafeCheckpoints, Trainer):  # type: ignore[misc]
+    """A trainer of transformers that scores lists, and knows what the reference gives them."""
+
+    reference: nn.Module | str | Path | None
+    anchor: Self | None
+
+    def __init__(self, *arguments: Any, reference: nn.Module | str | Path | None = None, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.reference = reference
+        self._scores: dict[str, Tensor] = {}  # of the reference, by the fingerprint of the table
+        self._starts: dict[str, Tensor] = {}  # where the completions of each list begin
+        self._reference_key: str | None = None
+        self.packs = self._may_pack()
+
+    def _may_pack(self) -> bool:
+        """Whether rows are packed: asked for, or by itself on an accelerator; if the model can."""
+        if self.args.scoring == "padded" or (self.args.scoring == "auto" and self.args.device.type == "cpu"):
+            return False
+        policy = self.accelerator.unwrap_model(self.model)
+        reason = why_not_packed(policy)
+        if reason is not None and self.args.scoring == "packed":
+            raise ValueError(f"scoring packed does not work with this model: {reason}")
+        log.info("scoring: %s", "packed" if reason is None else f"padded ({reason})")
+        if reason is None:
+            accept_packed(policy)
+        return reason is None
+
+    def _logp(self, model: nn.Module, rows: Sequences, reduction: Any = None) -> Tensor:
+        """``[rows]``, differentiable."""
+        reduction = reduction or self.args.logp_reduction
+        if self.packs:
+            found: Tensor = model(packed=repacked(rows), reduction=reduction)
+            return found
+        return seq_logp(model, rows, reduction)
+
+    @torch.no_grad()
+    def _scored(self, model: nn.Module, batch: Batch, reduction: Any = None) -> Tensor:
+        """``[rows]``, in passes of the size that training uses."""
+        everything, most = tokens(batch), self.args.completions_per_pass or SCORED_AT_ONCE
+        parts = torch.split(torch.arange(len(batch["rewards"]), device=batch["rewards"].device), most)
+        with self.accelerator.autocast():
+            return torch.cat([self._logp(model, everything.pick(part), reduction) for part in parts])
+
+    def _anchor_logp(self, batch: Batch) -> Tensor | None:
+        """Of training lists."""
+        if self.anchor is not None:
+            return self.anchor.logp(lambda _: self._scored(self.model, batch))
+        return self._reference_logp(batch, self.train_dataset)
+
+    def _reference_logp(self, batch: Batch, table: PreferenceTable) -> Tensor | None:
+        if self.args.anchor == "none":
+            return None
+        place = self._starts_of(table)[batch["index"].cpu()] + batch["place"].cpu()
+        logp = self._scores[table.fingerprint][place].to(batch["rewards"].device)
+        if self.args.logp_reduction == "mean":
+            logp = logp / batch["completion_mask"][:, 1:].sum(1).clamp(min=1)
+        return logp
+
+    def score_reference(
+        self, tables: Sequence[PreferenceTable] | None = None, on_progress: Callable[[], None] = lambda: None
+    ) -> int:
+        """Look the reference's log-probabilities up, or compute and keep them; the number of lists scored.
+
+        Of the data at hand, or of these tables; ``on_progress`` is called for every list scored. The policy at the
+        start is the reference where none was given: later it cannot be scored any more.
+        """
+        scored = 0
+        for table in self._tables_at_hand() if tables is None else tables:
+            if self.args.anchor == "none" or table.fingerprint in self._scores:
+                continue
+            kept = self._kept_scores(table)
+            found = kept.read(table.completions)
+            if found is None:
+                if self.reference is None and self.state.global_step:
+                    raise ValueError("the policy has moved: score the reference of all data before training")
+                found = self._score_table(table, on_progress)
+                scored += len(table)
+                if self.accelerator.is_main_process:
+                    kept.write(found)
+            self._scores[table.fingerprint] = found
+        return scored
+
+    def _tables_at_hand(self) -> list[PreferenceTable]:
+        """Those whose lists are looked up: not the training lists of an anchor that moves."""
+        found = [self.train_dataset] if self.args.anchor == "fixed" else []
+        return [table for table in (*found, self.eval_dataset) if table is not None]
+
+    def _kept_scores(self, table: PreferenceTable) -> Scores:
+        if self._reference_key is None:
+            policy = self.accelerator.unwrap_model(self.model)
+            self._reference_key = fingerprint(policy if self.reference is None else self.reference)
+        precision = "bf16" if self.args.bf16 else "fp16" if self.args.fp16 else "as it is"
+        form = "packed" if self.packs else "padded"
+        return Scores(sources.cache(self.args), self._reference_key, table.fingerprint, precision, form)
+
+    def _score_table(self, table: PreferenceTable, on_progress: Callable[[], None]) -> Tensor:
+        """Summed log-probabilities of all completions of a table, in its order."""
+        if isinstance(self.reference, str | Path):
+            self.reference = sources.load_model(self.reference)
+        model: Any = self.model if self.reference is None else self.reference
+        model.to(self.accelerator.device)
+        if self.packs and self.reference is not None:
+            accept_packed(model)
+        was_training = model.training
+        model.eval()
+        rank, world = self.accelerator.process_index, self.accelerator.num_processes
+        found = torch.zeros(table.completions, dtype=torch.float64)
+        starts = self._starts_of(table)
+        for numbers, batch in self._few_at_a_time(table, range(rank, len(table), world)):
+            place = starts[batch["index"].cpu()] + batch["place"].cpu()
+            found[place] = self._scored(model, batch, "sum").cpu()
+            for _ in numbers:
+                on_progress()
+        model.train(was_training)
+        if world > 1:
+            found = self.accelerator.reduce(found.to(self.accelerator.device), reduction="sum").cpu()
+        return found
+
+    def _few_at_a_time(self, table: PreferenceTable, places: Iterable[int]) -> Iterator[tuple[list[int], Batch]]:
+        """Lists that go through the model together without gradient, and where they are in the table."""
+        waiting: list[dict[str, Any]] = []
+        most = self.args.completions_per_pass or SCORED_AT_ONCE
+        for place in places:
+            row = table[place]
+            if waiting and sum(len(r["rewards"]) for r in waiting) + len(row["rewards"]) > most:
+                yield [r["index"] for r in waiting], self._prepare_inputs(self.data_collator(waiting))
+                waiting = []
+            waiting.append(row)
+        if waiting:
+            yield [r["index"] for r in waiting], self._prepare_inputs(self.data_collator(waiting))
+
+    def _starts_of(self, table: PreferenceTable) -> Tensor:
+        if table.fingerprint not in self._starts:
+            starts = list(accumulate(table.sizes, initial=0))[:-1]
+            self._starts[table.fingerprint] = torch.tensor(starts, dtype=torch.long)
+        return self._starts[table.fingerprint]

@@ -1,0 +1,209 @@
+"""`ListwiseTrainer`: a language model and lists of completions with rewards, by any objective of the core.
+
+A row of the data is a list: a prompt and K completions. The loss of a list needs the log-probabilities of all of
+them, the memory at hand may hold fewer: `adpo.exact` makes the gradient the same either way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import TrainerCallback
+
+from adpo import exact
+from adpo.anchors import EMA, Refresh, Self
+from adpo.integrations import state
+from adpo.integrations.epochs import EpochShuffle, StartEpoch
+from adpo.integrations.guards import RefuseBadSteps
+from adpo.integrations.listwise import sources
+from adpo.integrations.listwise.collate import Batch, Collate, passes, shares, tokens
+from adpo.integrations.listwise.config import ListwiseConfig
+from adpo.integrations.listwise.watching import Watching
+from adpo.lm.scoring import Sequences
+
+FAR = 2**32  # keeps the lists of different processes apart
+
+
+class ListwiseTrainer(Watching):
+    """Train a causal language model on lists; see `ListwiseConfig`.
+
+    ``train_dataset`` and ``eval_dataset`` are a `PreferenceTable`, rows in the form that makes (a
+    `datasets.Dataset` with ``prompt``, ``completions`` and ``rewards`` or ``ranks``, or ``chosen`` and
+    ``rejected``), or a file of them. ``reference`` is a model, or the name of one, in place of the policy at the
+    start.
+    """
+
+    train_sampler: Any = None
+
+    def __init__(
+        self,
+        model: Any,
+        args: ListwiseConfig | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: Any = None,
+        *,
+        reference: nn.Module | str | Path | None = None,
+        peft_config: Any = None,
+        **rest: Any,
+    ) -> None:
+        args = args or ListwiseConfig("listwise-output")
+        if not isinstance(args, ListwiseConfig):
+            raise TypeError(f"args must be a ListwiseConfig; got {type(args).__name__}")
+        model, processing_class = sources.model_and_tokenizer(model, processing_class, peft_config)
+        if args.disable_dropout:
+            sources.without_dropout(model)
+        context = getattr(model.config, "max_position_embeddings", None)
+        tables = [sources.table(data, processing_class, args, context) for data in (train_dataset, eval_dataset)]
+        pad = processing_class.pad_token_id
+        super().__init__(
+            model,
+            args,
+            data_collator=Collate(processing_class.eos_token_id if pad is None else pad),
+            train_dataset=tables[0],
+            eval_dataset=tables[1],
+            processing_class=processing_class,
+            reference=reference,
+            **rest,
+        )
+        sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
+        if sharded and args.anchor in ("ema", "refresh"):
+            raise ValueError(
+                f"the {args.anchor} anchor keeps a copy of the weights, which sharded ones do not allow: use fixed"
+            )
+        self.objective = args.objective()
+        self.schedule = args.temperature_schedule()
+        self.tau: float = args.tau
+        self.anchor = self._made_anchor(args)
+        self.step_guard = RefuseBadSteps(self, args.max_refused_steps)
+        self._spoilt = False  # a log-probability of the step at hand is not finite
+        for callback in (self.step_guard, StartEpoch(self), _AfterStep(self)):
+            self.add_callback(callback)
+
+    def _made_anchor(self, args: ListwiseConfig) -> Self | None:
+        """None for scores that are looked up, and for no anchor at all."""
+        policy: nn.Module = self.accelerator.unwrap_model(self.model)
+        if args.anchor == "ema":
+            return EMA(policy, args.anchor_decay)
+        return Refresh(policy, args.anchor_every) if args.anchor == "refresh" else None
+
+    def train(self, *arguments: Any, **options: Any) -> Any:
+        """As in transformers; the reference is scored first, a run of refused steps is an error."""
+        self.score_reference()
+        result = super().train(*arguments, **options)
+        self.step_guard.complain()
+        return result
+
+    def _get_train_sampler(self, dataset: Any = None) -> Any:
+        rows = self.train_dataset if dataset is None else dataset
+        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
+        self.train_sampler = EpochShuffle(rows, seed)
+        return self.train_sampler
+
+    # The step.
+
+    def _get_num_items_in_batch(self, batch_samples: list[Batch], device: torch.device) -> Tensor:
+        """Lists in an optimizer step, of all processes."""
+        count = torch.tensor(sum(int(batch["lists"].max()) + 1 for batch in batch_samples), device=device)
+        total: Tensor = self.accelerator.reduce(count, reduction="sum") if self.args.world_size > 1 else count
+        return total
+
+    def training_step(self, model: nn.Module, inputs: Batch, num_items_in_batch: Any = None) -> Tensor:
+        """Forward and backward passes of one batch of lists."""
+        model.train()
+        batch = self._prepare_inputs(inputs)
+        several = self.accelerator.num_processes > 1
+        lists = torch.tensor(int(batch["lists"].max()) + 1, device=self.accelerator.device)
+        here = float(self.accelerator.reduce(lists, reduction="sum")) if several else float(lists)
+        share = here / float(here if num_items_in_batch is None else num_items_in_batch)
+        best, worst = shares(batch["lists"], batch["rewards"])
+        at_anchor = self.anchor is not None and self.anchor.coincides and not self.objective.target.reads_anchor
+        with self.compute_loss_context_manager():
+            anchor_logp = None if at_anchor else self._anchor_logp(batch)
+            found = exact.backward(
+                self.objective,
+                self._guarded_score(model, tokens(batch)),
+                passes(batch["lists"], self.args.completions_per_pass),
+                batch["lists"] + FAR * self.accelerator.process_index,
+                anchor_logp,
+                tau=self.tau,
+                extra=-self.args.nll_weight * best / here if self.args.nll_weight else None,
+                at_anchor=at_anchor,
+                averaging=several,
+                no_sync=lambda: self.accelerator.no_sync(model) if several else contextlib.nullcontext(),
+                back_propagate=lambda loss: self.accelerator.backward(loss * share),
+                rewards=batch["rewards"],
+            )
+        loss = found.loss.to(torch.float32) * share
+        spoilt = (~torch.isfinite(loss)).float() + float(self._spoilt)
+        if float(self.accelerator.reduce(spoilt, reduction="sum") if several else spoilt):
+            self._spoil(model)
+        # A policy at its anchor has log-ratio zero, whatever its log-probabilities are.
+        self._observe(batch, found, found.logp if at_anchor else anchor_logp, best, worst)
+        return loss
+
+    def _guarded_score(self, model: nn.Module, rows: Sequences) -> exact.ScoreRows:
+        """Log-probabilities that are not finite spoil the step, not the run."""
+
+        def score(chosen: Tensor) -> Tensor:
+            logp = self._logp(model, rows.pick(chosen))
+            odd = ~torch.isfinite(logp)
+            if odd.any():
+                self._spoilt = True
+                return torch.where(odd, 0.0 * logp.nan_to_num(0.0, 0.0, 0.0), logp)
+            return logp
+
+        return score
+
+    def _spoil(self, model: nn.Module) -> None:
+        """A gradient that `RefuseBadSteps`, or a gradient scaler, will refuse; in every process."""
+        self._spoilt = False
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.grad = torch.full_like(parameter, torch.nan)
+                return
+
+    # What a checkpoint keeps.
+
+    def _save_own(self, folder: Path) -> None:
+        super()._save_own(folder)
+        if self.args.should_save:
+            numbers = {
+                "tau": self.tau,
+                "schedule": self.schedule.state_dict(),
+                "guard": self.step_guard.state_dict(),
+                "reference": self._reference_key,
+                "data": self.train_dataset.fingerprint,
+            }
+            state.save(folder, numbers, self._kept_policies)
+
+    def _load_own(self, folder: Path) -> None:
+        super()._load_own(folder)
+        numbers = state.load(folder, self._kept_policies)
+        if numbers["data"] != self.train_dataset.fingerprint:
+            raise ValueError(f"{folder} was trained on other data, or the data has changed: not resumed")
+        if numbers["reference"] != self._reference_key:
+            raise ValueError(f"{folder} was trained against another reference: resume it with the one it had")
+        self.tau = numbers["tau"]
+        self.schedule.load_state_dict(numbers["schedule"])
+        self.step_guard.load_state_dict(numbers["guard"])
+
+    @property
+    def _kept_policies(self) -> dict[str, Self]:
+        return {} if self.anchor is None else {"anchor": self.anchor}
+
+
+class _AfterStep(TrainerCallback):  # type: ignore[misc]
+    """What follows an optimizer step."""
+
+    def __init__(self, trainer: ListwiseTrainer) -> None:
+        self.trainer = trainer
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        if self.trainer.anchor is not None:
+            self.trainer.anchor.on_step()
+        self.trainer._move_tau()
