@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.metadata
 import importlib.util
 import os
@@ -36,6 +37,7 @@ class BanditPreset(StrEnum):
 
 
 Seed = Annotated[int, typer.Option(min=0, help="Seed of every random draw.")]
+OwnSeed = Annotated[int | None, typer.Option(min=0, help="Seed of every random draw (the run's, or 0).")]
 
 
 @app.callback()
@@ -95,7 +97,7 @@ def train(
     config: Annotated[Path | None, typer.Option(help="YAML file of settings.")] = None,
     method: Annotated[Method | None, typer.Option(help="The loss; TRL's own ones for comparison.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run (a new one under runs/).")] = None,
-    seed: Seed = 0,
+    seed: OwnSeed = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the settings, estimate memory, stop.")] = False,
 ) -> None:
@@ -111,6 +113,30 @@ def train(
     command.train(config, context.args, method.value if method else None, out, seed, resume, dry_run, started)
 
 
+@app.command(context_settings=ANY_KEY)
+def prefer(
+    context: typer.Context,
+    config: Annotated[Path | None, typer.Option(help="YAML file of settings.")] = None,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave bad rows out, and count them.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run (a new one under runs/).")] = None,
+    seed: OwnSeed = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the settings and the data, stop.")] = False,
+) -> None:
+    """Train on lists of completions with rewards or ranks: adpo prefer DATA --model M.
+
+    DATA is a file of JSON lines or Parquet, or a name for datasets: prompt, completions, and rewards or ranks; or
+    prompt, chosen, rejected. Without DATA, generated lists; without --model, a small one. Any argument of
+    ListwiseConfig may follow as --key value, and so may model, reference, eval_data, use_peft and the like: see
+    docs/prefer.md.
+    """
+    _require("prefer", "lm", "trl", "peft", "datasets", "tensorboard", "yaml")
+    from adpo.training import prefer as offline
+
+    words = [*context.args, *(["--skip_bad"] if skip_bad else [])]
+    offline.command(words, config, out, seed, resume, dry_run)
+
+
 @app.command(name="eval", context_settings=ANY_KEY)
 def evaluate(
     context: typer.Context,
@@ -120,7 +146,7 @@ def evaluate(
     temperature: Annotated[float, typer.Option(min=0.01, help="Of the drawn answers.")] = 1.0,
     max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer (the run's, or 256).")] = None,
     out: Annotated[Path | None, typer.Option(help="JSON file for the figures and all answers.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed of every random draw (the run's, or 0).")] = None,
+    seed: OwnSeed = None,
 ) -> None:
     """Accuracy and pass@k of a checkpoint, with confidence intervals.
 
@@ -219,6 +245,8 @@ def env() -> None:
 
 
 STOPPED = 130  # what a shell gives to a program that Ctrl-C ended
+NO_PLACE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG)
+"""The disk is full, read-only, or not ours."""
 
 
 def main() -> None:
@@ -233,7 +261,15 @@ def main() -> None:
     except ValueError as error:
         print(f"adpo: {error}", file=sys.stderr)
         code = 2
+    except OSError as error:
+        if error.errno not in NO_PLACE:
+            raise
+        print(f"adpo: {error.filename or 'the disk'} cannot be written: {error.strerror}", file=sys.stderr)
+        code = 2
     except Exception as error:
+        if hasattr(error, "stopped_by"):
+            print("adpo: stopped", file=sys.stderr)
+            sys.exit(128 + error.stopped_by)
         # The parser's errors share no public base class, but all of them can format themselves.
         if not hasattr(error, "format_message"):
             raise

@@ -1,8 +1,12 @@
 """`adpo reproduce bandits` as a user types it."""
 
 import json
+import os
+import random
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -84,3 +88,45 @@ def test_mistakes_are_one_line_before_any_work(tmp_path, arguments, words):
     assert result.returncode == 2
     assert result.stderr.count("\n") == 1
     assert words in result.stderr
+
+
+def killed_and_resumed(out, draw, kills):
+    """Kill the job, and its workers, so many times at random moments, then let it end; how often it was killed."""
+    words = ["reproduce", "bandits", "--preset", "smoke", "--out", str(out), "--resume"]
+    done = 0
+    while True:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "adpo.cli", *words], start_new_session=True, stdout=subprocess.DEVNULL
+        )
+        try:
+            finished = sum(1 for _ in out.glob("cells/*.json"))
+            deadline = time.monotonic() + draw.uniform(0, 8)
+            while done < kills and process.poll() is None:
+                more = sum(1 for _ in out.glob("cells/*.json")) > finished
+                if more and time.monotonic() > deadline:
+                    break
+                time.sleep(0.01)
+            if done == kills or process.poll() is not None:
+                assert process.wait(timeout=600) == 0
+                return done
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        done += 1
+
+
+def test_killed_twice_it_ends_with_the_same_file(smoke, tmp_path):
+    assert killed_and_resumed(tmp_path / "out", random.Random(time.time_ns()), 2) >= 1
+    assert (tmp_path / "out" / "results.json").read_bytes() == (smoke[0] / "results.json").read_bytes()
+
+
+@pytest.mark.slow
+def test_killed_fifty_times_it_ends_with_the_same_file(smoke, tmp_path):
+    kills = rounds = 0
+    while kills < 50:
+        out = tmp_path / str(rounds) / "out"
+        kills += killed_and_resumed(out, random.Random(rounds), 50 - kills)
+        rounds += 1
+        assert (out / "results.json").read_bytes() == (smoke[0] / "results.json").read_bytes()
+    print(f"{kills} kills over {rounds} jobs")  # noqa: T201

@@ -8,10 +8,14 @@ import pytest
 
 pytest.importorskip("trl")
 
+from transformers import TrainingArguments
 from trl import GRPOConfig
 
+from adpo.integrations.listwise import ListwiseConfig
 from adpo.integrations.trl import ADPOConfig
+from adpo.lm.rankings import Ranking
 from adpo.lm.tasks import Outcome
+from adpo.training.lists import PreferSettings
 from adpo.training.settings import RunSettings
 from adpo.training.watch import SHOWN
 
@@ -26,12 +30,27 @@ def test_settings_are_documented():
         assert f"`{name}`" in text, name
 
 
+def test_settings_of_lists_are_documented():
+    text = (DOCS / "prefer.md").read_text()
+    theirs = {field.name: field.default for field in dataclasses.fields(TrainingArguments)}
+    fields = {field.name: field for field in dataclasses.fields(ListwiseConfig)}
+    own = [name for name, field in fields.items() if name not in theirs or field.default != theirs[name]]
+    assert {"completions_per_pass", "tau", "learning_rate"} <= set(own)
+    for name in [*own, *(field.name for field in dataclasses.fields(PreferSettings))]:
+        assert f"`{name}`" in text, name
+
+
 def test_metrics_are_documented():
     text = (DOCS / "metrics.md").read_text()
-    sources = (Path(__file__).parents[2] / "src/adpo/integrations/trl").glob("*.py")
+    rooms = Path(__file__).parents[2] / "src/adpo/integrations"
+    sources = [*(rooms / "trl").glob("*.py"), *(rooms / "listwise").glob("*.py")]
     from adpo.core.objective import Diagnostics
 
-    noted = {name for source in sources for name in _noted(source.read_text())} | set(Diagnostics._fields)
+    noted = (
+        {name for source in sources for name in _noted(source.read_text())}
+        | set(Diagnostics._fields)
+        | set(Ranking._fields)
+    )
     assert {"tau", "best_logp", "start_kl", "no_reward", "u_spread"} <= noted
     for name in noted:
         assert f"`adpo/{name}`" in text, name

@@ -7,7 +7,8 @@ import pytest
 pytest.importorskip("trl")
 
 from adpo.training import memory, run
-from adpo.training.settings import METHODS, parse_pairs, read_yaml, resolve
+from adpo.training.keys import parse_pairs, read_yaml
+from adpo.training.settings import METHODS, resolve
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -15,7 +16,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 def test_the_command_line_wins_over_the_file(tmp_path):
     file = tmp_path / "run.yaml"
     file.write_text("method: adpo\nlearning_rate: 1e-5\ntau: 0.5\nlevels: [3, 4]\n")
-    asked = resolve(file, parse_pairs(["--tau", "0.8", "--max-steps=7", "--use_peft"]))
+    asked = resolve({**read_yaml(file), **parse_pairs(["--tau", "0.8", "--max-steps=7", "--use_peft"])})
     assert asked.trainer == {"learning_rate": 1e-5, "tau": 0.8, "max_steps": 7}
     assert asked.run.levels == [3, 4]
     assert asked.run.use_peft is True
@@ -52,7 +53,7 @@ def test_the_command_line_wins_over_the_file(tmp_path):
 )
 def test_a_mistake_is_one_clear_line(pairs, words):
     with pytest.raises(ValueError, match=words) as error:
-        resolve(None, pairs)
+        resolve(pairs)
     assert "\n" not in str(error.value)
 
 
@@ -77,7 +78,7 @@ def test_pairs_that_are_none(words, complaint):
 
 
 def test_tau_may_be_auto():
-    asked = resolve(None, parse_pairs(["--tau", "auto"]))
+    asked = resolve(parse_pairs(["--tau", "auto"]))
     config = run.trainer_config(asked, run.arguments(asked, Path("unused"), 0))
     assert config.tau_schedule == "auto"
 
@@ -94,7 +95,7 @@ def test_examples_differ_only_where_the_methods_do():
 
 
 def test_examples_are_the_papers_configuration():
-    asked = resolve(EXAMPLES / "qwen3_math_adpo.yaml", {})
+    asked = resolve(read_yaml(EXAMPLES / "qwen3_math_adpo.yaml"))
     assert asked.run.model == "Qwen/Qwen3-1.7B"
     assert asked.run.levels == [3, 4]
     expected = {
@@ -114,7 +115,7 @@ def test_examples_are_the_papers_configuration():
     }
     assert expected.items() <= asked.trainer.items()
     for name in ("grpo", "gspo"):
-        trainer = resolve(EXAMPLES / f"qwen3_math_{name}.yaml", {}).trainer
+        trainer = resolve(read_yaml(EXAMPLES / f"qwen3_math_{name}.yaml")).trainer
         assert (trainer["epsilon"], trainer["beta"]) == (0.2, 0.0)
         assert trainer["importance_sampling_level"] == METHODS[name]["importance_sampling_level"]
 
@@ -128,7 +129,7 @@ def test_memory_counts_parameters_exactly_and_without_weights():
     half = memory.estimate(config, {"model_init_kwargs": {"dtype": "bfloat16"}, "anchor": "ema"})
     assert half.weights == pytest.approx(found.weights / 2)
     assert half.anchors == pytest.approx(found.weights)  # a float32 shadow
-    asked = resolve(EXAMPLES / "qwen2.5_7b_math_adpo.yaml", {})
+    asked = resolve(read_yaml(EXAMPLES / "qwen2.5_7b_math_adpo.yaml"))
     from adpo.training.models import lora_config
 
     adapter = memory.estimate(memory.model_config(asked.run.model), asked.trainer, lora_config(asked.run))

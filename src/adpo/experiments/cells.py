@@ -26,6 +26,8 @@ from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from typing import Any
 
+from adpo.files import write_json
+
 Report = Callable[[float], None]
 """Tells how much of a cell is done, from 0 to 1."""
 
@@ -48,7 +50,8 @@ class Job:
         self.folder = folder
         self.provenance = provenance or {}  # as it was before the first cell was computed
         self.cells = folder / "cells"
-        text = json.dumps(description, sort_keys=True)
+        self._timing = folder / "timing.json"
+        text = json.dumps(description)
         self.fingerprint = hashlib.sha256(text.encode()).hexdigest()[:16]
         marker = folder / "job.json"
         if folder.exists() and not folder.is_dir():
@@ -90,7 +93,7 @@ class Job:
                 write_json(self._path(cell), {"provenance": self.provenance, "result": result})
                 self._note_time(cell.name, seconds)
                 on_progress(cell, 1.0)
-        return {cell.name: read_json(self._path(cell))["result"] for cell in cells}
+        return {cell.name: self.result(cell) for cell in cells}
 
     def provenances(self, cells: Sequence[Cell]) -> list[dict[str, str]]:
         """What computed these cells: one entry, or several for a job that was resumed by other code."""
@@ -101,13 +104,20 @@ class Job:
                 found.append(provenance)
         return found
 
+    def result(self, cell: Cell) -> Any:
+        """Of a cell that has ended."""
+        return read_json(self._path(cell))["result"]
+
+    def seconds(self, cell: Cell) -> float:
+        """How long a cell that has ended took."""
+        return float(read_json(self._timing).get(cell.name, 0.0)) if self._timing.exists() else 0.0
+
     def _path(self, cell: Cell) -> Path:
         return self.cells / f"{cell.name}.json"
 
     def _note_time(self, name: str, seconds: float) -> None:
-        path = self.folder / "timing.json"
-        timing = read_json(path) if path.exists() else {}
-        write_json(path, {**timing, name: round(seconds, 3)})
+        timing = read_json(self._timing) if self._timing.exists() else {}
+        write_json(self._timing, {**timing, name: round(seconds, 3)})
 
 
 Computed = Generator[tuple[Cell, Any, float], None, None]
@@ -117,7 +127,7 @@ Computed = Generator[tuple[Cell, Any, float], None, None]
 def _here(
     cells: Sequence[Cell], on_progress: Callable[[Cell, float], None], _: int, prepare: Callable[[], None] | None
 ) -> Computed:
-    if prepare is not None:
+    if prepare is not None and cells:
         prepare()
     for cell in cells:
         yield cell, *_timed(cell, partial(on_progress, cell))
@@ -183,13 +193,6 @@ def _reported(cell: Cell) -> tuple[Any, float]:
 def _timed(cell: Cell, report: Report) -> tuple[Any, float]:
     started = time.perf_counter()
     return cell.compute(report), time.perf_counter() - started
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Write under a temporary name, then rename: a half-written file is never picked up."""
-    temporary = path.with_name(path.name + ".part")
-    temporary.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")
-    temporary.replace(path)
 
 
 def read_json(path: Path) -> Any:

@@ -18,9 +18,11 @@ from adpo.lm.rewards import Correct
 from adpo.training import data, memory, run
 from adpo.training.display import Display, make_console, percent, points, summary_tables
 from adpo.training.exam import Exam
-from adpo.training.folder import Ordered
+from adpo.training.folder import Ordered, how_to_go_on, known_settings
+from adpo.training.interrupt import StoppedError
+from adpo.training.keys import parse_pairs, read_yaml
 from adpo.training.models import load_model, lora_config, own_reward, processes, quiet
-from adpo.training.settings import RunSettings, parse_pairs, resolve
+from adpo.training.settings import Asked, RunSettings, resolve
 
 
 def train(
@@ -28,13 +30,16 @@ def train(
     words: Sequence[str],
     method: str | None,
     out: Path | None,
-    seed: int,
+    seed: int | None,
     resume: bool,
     dry_run: bool,
     started: float,
 ) -> None:
     """Settings, then a dry run or a real one."""
-    asked = resolve(config, parse_pairs(words), method)
+    known = known_settings(out) if resume and out else {}
+    seed = known.pop("seed", 0) if seed is None else seed
+    given = {**(read_yaml(config) if config else {}), **parse_pairs(words)}
+    asked = resolve({**known, **given}, method)
     main = processes(asked.trainer.get("use_cpu")).is_main_process
     display = Display(make_console(quiet=not main))
     if resume and out is None:
@@ -47,8 +52,8 @@ def train(
         summary = run.train(Ordered(asked, folder, seed, resume, started), display)
     except TrainingStoppedError as error:
         raise ValueError(f"training stopped: {error}") from error
-    except KeyboardInterrupt:
-        display.say(f"stopped; go on with: adpo train --out {folder} --resume (and the same settings)")
+    except (KeyboardInterrupt, StoppedError) as stop:
+        display.say(how_to_go_on("train", folder, str(stop)))
         raise
     if not main:
         return
@@ -60,7 +65,7 @@ def train(
     )
 
 
-def _dry_run(order: Ordered, display: Display) -> None:
+def _dry_run(order: Ordered[Asked], display: Display) -> None:
     quiet()
     asked = order.asked
     given = run.arguments(asked, order.out, order.seed)
@@ -110,7 +115,7 @@ def evaluate(
     seed = known.pop("seed", 0) if seed is None else seed
     if "data" in pairs or "model" not in known:  # problems in words, for a model that is not the embedded one
         known["model"] = str(checkpoint)
-    asked = resolve(None, {**known, **pairs, "eval_every": 0})
+    asked = resolve({**known, **pairs, "eval_every": 0})
     display, chat = Display(make_console()), asked.trainer.get("chat_template_kwargs") or {}
     longest = max_new_tokens or asked.trainer.get("max_completion_length", 256)
     with Correct(seconds=asked.run.verifier_seconds) as correct:

@@ -29,7 +29,7 @@ class Display:
         self._task: Any = None
 
     def say(self, text: str) -> None:
-        self.console.print(text, highlight=False)
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     @contextmanager
     def stage(self, name: str, total: int | None) -> Iterator[None]:

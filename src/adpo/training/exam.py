@@ -14,6 +14,7 @@ from typing import Any
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object
 
+from adpo.files import write_json
 from adpo.lm.completions import text_of
 from adpo.lm.evaluate import Estimate, Sampling, Scored, answers, gain
 from adpo.training.data import Row
@@ -60,7 +61,7 @@ class Exam:
             return Scored(**greedy), Scored(**sampled)
         found = self.taken(model)
         if PartialState().is_main_process:
-            path.write_text(json.dumps([{"texts": s.texts, "scores": s.scores} for s in found]) + "\n")
+            write_json(path, [{"texts": s.texts, "scores": s.scores} for s in found])
         return found
 
     def _scored(self, model: Any, sampling: Sampling) -> Scored:

@@ -2,58 +2,132 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import shlex
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
-from adpo.training.settings import Asked
+from adpo.files import digest, write_text
+from adpo.integrations import checkpoints
 
 SETTINGS = "settings.json"
+DIGESTS = "files"  # the key of what tells the contents of data files apart
+
+
+class Asked(Protocol):
+    """A run as it was asked for."""
+
+    def described(self) -> dict[str, Any]: ...
+
+
+A = TypeVar("A", bound=Asked)
 
 
 @dataclass(frozen=True)
-class Ordered:
+class Ordered(Generic[A]):
     """Where a run goes and how it begins."""
 
-    asked: Asked
+    asked: A
     out: Path
     seed: int = 0
     resume: bool = False
     started: float = field(default_factory=time.monotonic)
 
 
-def check_folder(order: Ordered) -> None:
-    """Nothing is written yet, and nothing will be where something else lies."""
+def known_settings(folder: Path) -> dict[str, Any]:
+    """The settings of the run in a folder, for who resumes it without saying them again; {} if there is none."""
+    note = folder / SETTINGS
+    if not note.is_file():
+        return {}
+    known = _read(note)
+    known.pop(DIGESTS, None)
+    return known
+
+
+def _read(note: Path) -> dict[str, Any]:
+    try:
+        known = json.loads(note.read_text())
+    except (OSError, ValueError):
+        known = None
+    if not isinstance(known, dict):
+        raise ValueError(f"{note} cannot be read: the run in {note.parent} cannot be resumed")
+    return known
+
+
+def check_folder(order: Ordered[Any]) -> Path | None:
+    """See that nothing would be lost, and that the run can be written; the checkpoint to go on from.
+
+    Nothing is written, and nothing is resumed that is damaged, another run's, or about other data.
+    """
     folder, note = order.out, order.out / SETTINGS
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"--out {folder} is a file; expected a folder")
-    if order.resume:
+    found = None
+    if folder.exists() and any(not _leftover(path) for path in folder.iterdir()):
+        if not order.resume:
+            raise ValueError(f"{folder} is not empty: add --resume to go on with its run, or choose another --out")
         if not note.exists():
-            raise ValueError(f"--resume: {folder} holds no run of adpo train")
-        if json.loads(note.read_text()) != _described(order):
-            raise ValueError(
-                f"{folder} holds a run with other settings: resume it as it was, or choose another --out"
-            )
-    elif folder.exists() and any(folder.iterdir()):
-        raise ValueError(f"{folder} is not empty: add --resume to go on with its run, or choose another --out")
+            raise ValueError(f"--resume: {folder} holds no run of adpo")
+        _compare(order, _read(note))
+        found = checkpoints.newest(folder)
+        if found is not None:
+            checkpoints.verify(found, identity(order))
+    checkpoints.check_writable(folder)
+    return found
 
 
-def open_folder(order: Ordered) -> None:
+def _leftover(path: Path) -> bool:
+    """What a process that was killed before its run had begun may have left."""
+    return path.name.startswith(checkpoints.PROBE) or path.name == f"{SETTINGS}.part"
+
+
+def open_folder(order: Ordered[Any]) -> None:
     """Make it, and note what was asked for."""
     order.out.mkdir(parents=True, exist_ok=True)
-    (order.out / SETTINGS).write_text(json.dumps(_described(order), indent=1) + "\n")
+    write_text(order.out / SETTINGS, _noted(order))
 
 
-def last_checkpoint(folder: Path, method: str) -> str | None:
-    """The newest checkpoint that was written to its end."""
-    mark = "adpo.json" if method == "adpo" else "trainer_state.json"
-    whole = [path for path in folder.glob("checkpoint-*") if (path / mark).exists()]
-    newest = max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
-    return str(newest) if newest is not None else None
+def how_to_go_on(command: str, folder: Path, stopped: str) -> str:
+    """What to tell who stopped a run."""
+    if not (folder / SETTINGS).exists():
+        return f"{stopped or 'stopped'} before anything was written: nothing to go on with"
+    return f"{stopped or 'stopped'}; go on with: adpo {command} --out {shlex.quote(str(folder))} --resume"
 
 
-def _described(order: Ordered) -> dict[str, Any]:
+def identity(order: Ordered[Any]) -> str:
+    """What a checkpoint must share with the run that goes on from it."""
+    return hashlib.sha256(_noted(order).encode()).hexdigest()[:16]
+
+
+def _noted(order: Ordered[Any]) -> str:
+    return json.dumps({**_settings(order), DIGESTS: _digests(order)}, indent=1, sort_keys=True) + "\n"
+
+
+def _settings(order: Ordered[Any]) -> dict[str, Any]:
     described: dict[str, Any] = json.loads(json.dumps({**order.asked.described(), "seed": order.seed}))
     return described
+
+
+def _digests(order: Ordered[Any]) -> dict[str, str]:
+    named = {name: _settings(order).get(name) for name in ("data", "eval_data")}
+    return {name: digest(Path(path)) for name, path in named.items() if path and Path(path).is_file()}
+
+
+def _compare(order: Ordered[Any], known: dict[str, Any]) -> None:
+    digests, ours, theirs = known.pop(DIGESTS, {}), _settings(order), known
+    for name in sorted({*ours, *theirs}):
+        if name not in ours or name not in theirs or ours[name] != theirs[name]:
+            raise ValueError(
+                f"{order.out} holds a run with other settings ({name}: {theirs.get(name)!r}, not "
+                f"{ours.get(name)!r}): resume it as it was, or choose another --out"
+            )
+    now = _digests(order)
+    for name in sorted({*digests, *now}):
+        if digests.get(name) != now.get(name):
+            raise ValueError(
+                f"{ours.get(name)} has changed since the run in {order.out} began: resume it with the file as it "
+                "was, or choose another --out"
+            )

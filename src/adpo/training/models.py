@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
+from safetensors import SafetensorError
 
 from adpo.lm import embedded
 from adpo.training.display import Display
 from adpo.training.exam import Reward
+from adpo.training.lists import PreferSettings
 from adpo.training.settings import RunSettings
+
+T = TypeVar("T")
 
 
 def quiet() -> None:
@@ -33,38 +39,86 @@ def processes(on_cpu: bool | None = None) -> PartialState:
     return PartialState(cpu=cpu)
 
 
+def settled_by_main(compute: Callable[[], T]) -> T:
+    """What the main process finds, in every process; what it complains about, too."""
+    found: list[Any] = [None, None]
+    if processes().is_main_process:
+        try:
+            found[0] = compute()
+        except ValueError as error:
+            found[1] = str(error)
+    found = broadcast_object_list(found)
+    if found[1] is not None:
+        raise ValueError(found[1])
+    result: T = found[0]
+    return result
+
+
 def load_model(folder: str | Path, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
     """Model and tokenizer, or an adapter on its base model, by name or folder."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
-    if str(folder).startswith((".", "/", "~")) and not Path(folder).is_dir():
-        raise ValueError(f"model {str(folder)!r} cannot be loaded: there is no such folder")
+    tokenizer = load_tokenizer(folder)
     options = {"dtype": "float32", **(options or {})}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
         if (Path(folder) / "adapter_config.json").exists():
             from peft import AutoPeftModelForCausalLM
 
             model = AutoPeftModelForCausalLM.from_pretrained(folder, **options)
         else:
             model = AutoModelForCausalLM.from_pretrained(folder, **options)
-    except (OSError, TypeError, ValueError) as error:  # TypeError: an option the model does not know
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"model {str(folder)!r} cannot be loaded: {reason}") from None
+    except (OSError, SafetensorError, TypeError, ValueError) as error:  # TypeError: an unknown option
+        raise _unloadable(folder, error) from None
+    return model.to(_device()), tokenizer
+
+
+def load_tokenizer(folder: str | Path) -> Any:
+    """A model's tokenizer, with something to pad with."""
+    from transformers import AutoTokenizer
+
+    _look(folder)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
+    except (OSError, TypeError, ValueError) as error:
+        raise _unloadable(folder, error) from None
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-    return model.to(_device()), tokenizer
+    return tokenizer
+
+
+def context_of(folder: str | Path) -> int | None:
+    """The longest text a model takes, where its configuration says so."""
+    from transformers import AutoConfig
+
+    _look(folder)
+    if (Path(folder) / "adapter_config.json").exists():
+        return None
+    try:
+        found: int | None = getattr(AutoConfig.from_pretrained(folder), "max_position_embeddings", None)
+    except (OSError, ValueError) as error:
+        raise _unloadable(folder, error) from None
+    return found
+
+
+def _look(folder: str | Path) -> None:
+    """What is meant as a folder is not to be looked up anywhere else."""
+    if str(folder).startswith((".", "/", "~")) and not Path(folder).is_dir():
+        raise ValueError(f"model {str(folder)!r} cannot be loaded: there is no such folder")
+
+
+def _unloadable(folder: str | Path, error: Exception) -> ValueError:
+    return ValueError(f"model {str(folder)!r} cannot be loaded: {str(error).splitlines()[0]}")
 
 
 def _device() -> torch.device:
     return torch.accelerator.current_accelerator() or torch.device("cpu")
 
 
-def model_folder(run: RunSettings, display: Display) -> str:
+def model_folder(run: RunSettings | PreferSettings, display: Display) -> str:
     """Where the run's model is; the embedded one is made if need be."""
     if not run.embedded:
         return run.model
-    recipe = embedded.WarmUp(task=run.task, level=run.level)
+    recipe = embedded.WarmUp(task=run.task, level=run.level) if isinstance(run, RunSettings) else embedded.WarmUp()
     if (recipe.folder() / "config.json").exists():
         display.say(f"model: embedded, warmed up earlier ({recipe.folder()})")
         return str(recipe.folder())
@@ -78,7 +132,7 @@ def model_folder(run: RunSettings, display: Display) -> str:
     return str(path)
 
 
-def lora_config(run: RunSettings) -> Any:
+def lora_config(run: RunSettings | PreferSettings) -> Any:
     """None for training of all weights."""
     if not run.use_peft:
         return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 import time
@@ -10,15 +9,26 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from transformers import set_seed
 
+from adpo.files import write_json
 from adpo.lm.rewards import Correct
 from adpo.lm.tasks import up_to
 from adpo.provenance import provenance
 from adpo.training import data
 from adpo.training.display import Display
 from adpo.training.exam import Exam, Reward, figures, samples
-from adpo.training.folder import Ordered, check_folder, last_checkpoint, open_folder
-from adpo.training.models import load_model, lora_config, model_folder, own_reward, processes, quiet
+from adpo.training.folder import Ordered, check_folder, identity, open_folder
+from adpo.training.interrupt import Stop
+from adpo.training.models import (
+    load_model,
+    lora_config,
+    model_folder,
+    own_reward,
+    processes,
+    quiet,
+    settled_by_main,
+)
 from adpo.training.settings import Asked, RunSettings
 from adpo.training.watch import BEST, Watch, save
 
@@ -36,10 +46,10 @@ EMBEDDED: dict[str, Any] = {
 }
 
 
-def arguments(asked: Asked, out: Path, seed: int, longest_answer: int = 5) -> dict[str, Any]:
-    """All arguments of the trainer: what was asked for over what a run like this begins with."""
+def begin(out: Path, seed: int) -> dict[str, Any]:
+    """What the arguments of any trainer begin with, on this machine."""
     accelerator = torch.accelerator.is_available()
-    begin: dict[str, Any] = {
+    return {
         **GENERAL,
         "output_dir": str(out),
         "seed": seed,
@@ -48,9 +58,12 @@ def arguments(asked: Asked, out: Path, seed: int, longest_answer: int = 5) -> di
         "gradient_checkpointing": accelerator,
         "disable_tqdm": True,
     }
-    if asked.run.embedded:
-        begin |= {**EMBEDDED, "max_completion_length": longest_answer}
-    return {**begin, **asked.trainer}
+
+
+def arguments(asked: Asked, out: Path, seed: int, longest_answer: int = 5) -> dict[str, Any]:
+    """All arguments of the trainer: what was asked for over what a run like this begins with."""
+    own = {**EMBEDDED, "max_completion_length": longest_answer} if asked.run.embedded else {}
+    return {**begin(out, seed), **own, **asked.trainer}
 
 
 def trainer_config(asked: Asked, given: dict[str, Any]) -> Any:
@@ -63,13 +76,14 @@ def trainer_config(asked: Asked, given: dict[str, Any]) -> Any:
     return (ADPOConfig if asked.run.method == "adpo" else GRPOConfig)(**kept)
 
 
-def train(order: Ordered, display: Display) -> dict[str, Any]:
+def train(order: Ordered[Asked], display: Display) -> dict[str, Any]:
     """Carry the run out; returns the summary that is written to ``summary.json``."""
     origin = provenance()
     run, folder, everyone = order.asked.run, order.out, processes()
     quiet()
-    if everyone.is_main_process:
-        check_folder(order)
+    checkpoint = settled_by_main(lambda: check_folder(order))
+    if order.resume:
+        display.say(f"going on from {checkpoint}" if checkpoint else "no checkpoint yet: from the start")
     given = arguments(order.asked, folder, order.seed, _longest_answer(run, order.seed))
     config = trainer_config(order.asked, given)
     with everyone.main_process_first():
@@ -94,12 +108,23 @@ def train(order: Ordered, display: Display) -> dict[str, Any]:
             open_folder(order)
         everyone.wait_for_everyone()
         before = exam.remembered(model, folder / "before.json")
+        set_seed(order.seed)  # whether or not there was an exam before
         trainer = _trainer(run, model, reward, config, to_train, tokenizer)
+        trainer.run_identity = identity(order)
         watcher = Exam(to_watch, tokenizer, reward, longest, chat, batch=run.eval_batch) if to_watch else None
-        watch = Watch(trainer, folder, display, watcher.accuracy if watcher else None, run.eval_every)
+        stop = Stop(trainer, display.say)
+        watch = Watch(
+            trainer,
+            folder,
+            display,
+            watcher.accuracy if watcher else None,
+            run.eval_every,
+            lambda: stop.signal > 0,
+        )
+        trainer.add_callback(stop)
         trainer.add_callback(watch)
-        with display.stage("training", _steps(trainer, config)):
-            trainer.train(resume_from_checkpoint=last_checkpoint(folder, run.method) if order.resume else None)
+        with stop.listening(), display.stage("training", _steps(trainer, config)):
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         trainer.step_guard.complain()
         final = folder / BEST
         if watch.best_step < 0:
@@ -126,7 +151,7 @@ def train(order: Ordered, display: Display) -> dict[str, Any]:
         "samples": samples(to_test, before, after),
     }
     if everyone.is_main_process:
-        (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+        write_json(folder / "summary.json", summary)
     return summary
 
 
@@ -141,10 +166,10 @@ def _trainer(
 ) -> Any:
     from datasets import Dataset
     from transformers.trainer_callback import PrinterCallback
-    from trl import GRPOTrainer
 
+    from adpo.integrations.guards import GuardedRewards, RefuseBadSteps
     from adpo.integrations.trl import ADPOTrainer
-    from adpo.integrations.trl.guards import GuardedRewards, RefuseBadSteps
+    from adpo.integrations.trl.resume import ExactResume
 
     common = {
         "args": config,
@@ -155,7 +180,7 @@ def _trainer(
     if run.method == "adpo":
         trainer = ADPOTrainer(model, reward, **common)
     else:
-        trainer = GRPOTrainer(model, GuardedRewards(5).wrap(reward), **common)
+        trainer = ExactResume(model, GuardedRewards(5).wrap(reward), **common)
         trainer.step_guard = RefuseBadSteps(trainer, 5)
         trainer.add_callback(trainer.step_guard)
     trainer.remove_callback(PrinterCallback)

@@ -7,17 +7,13 @@ the methods that are TRL's. A key nobody knows is answered with the nearest one 
 from __future__ import annotations
 
 import dataclasses
-import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
-from pathlib import Path
-from typing import Any, Union
-
-import yaml
+from typing import Any
 
 from adpo.lm.tasks import LEVELS, TASKS
+from adpo.training.keys import near, sorted_out
 
 METHODS: dict[str, dict[str, Any]] = {
     "adpo": {},
@@ -26,18 +22,6 @@ METHODS: dict[str, dict[str, Any]] = {
     "gspo": {"loss_type": "grpo", "scale_rewards": "group", "importance_sampling_level": "sequence"},
 }
 """What tells the methods of TRL apart."""
-
-REFUSED = {
-    "trust_remote_code": "code from a model repository is never run",
-    "output_dir": "the folder is chosen with --out",
-    "out": "the folder is chosen with --out",
-    "seed": "it is chosen with --seed",
-    "resume_from_checkpoint": "use --resume",
-    "disable_tqdm": "the progress bar is adpo's own",
-}
-
-COMMAND_LINE = ("config", "out", "seed", "resume", "dry_run")
-"""What the command knows besides, for those who mistype it."""
 
 
 @dataclass(frozen=True)
@@ -74,10 +58,10 @@ class RunSettings:
     def __post_init__(self) -> None:
         if self.method not in METHODS:
             raise ValueError(
-                f"method must be one of {', '.join(METHODS)}; got {self.method!r}{_near(self.method, METHODS)}"
+                f"method must be one of {', '.join(METHODS)}; got {self.method!r}{near(self.method, METHODS)}"
             )
         if self.task not in TASKS:
-            raise ValueError(f"task must be one of {', '.join(TASKS)}; got {self.task!r}{_near(self.task, TASKS)}")
+            raise ValueError(f"task must be one of {', '.join(TASKS)}; got {self.task!r}{near(self.task, TASKS)}")
         if not 1 <= self.level <= LEVELS:
             raise ValueError(f"level must be between 1 and {LEVELS}; got {self.level}")
         if self.reward is not None and self.data is not None and self.levels is not None:
@@ -107,76 +91,19 @@ class Asked:
         return {**dataclasses.asdict(self.run), **self.trainer}
 
 
-def resolve(config: Path | None, overrides: Mapping[str, Any], method: str | None = None) -> Asked:
-    """Join the file and the pairs of the command line (which win), check names and types."""
-    given = {**(read_yaml(config) if config else {}), **overrides}
+def resolve(settings: Mapping[str, Any], method: str | None = None) -> Asked:
+    """Check names and types of what was given, in a file or on the command line."""
+    from adpo.integrations.trl.config import MEANINGLESS
+
+    given = dict(settings)
     if method is not None:
         given["method"] = method
     chosen = RunSettings(method=str(given.get("method", "adpo"))).method
-    from adpo.integrations.trl.config import MEANINGLESS
-
-    own = typing.get_type_hints(RunSettings)
     theirs = trainer_fields(chosen)
-    run: dict[str, Any] = {}
-    trainer: dict[str, Any] = {}
-    for name, value in given.items():
-        if name in REFUSED:
-            raise ValueError(f"{name} cannot be set: {REFUSED[name]}")
-        if name in own:
-            run[name] = coerced(name, value, own[name])
-        elif name in theirs and not (chosen == "adpo" and name in MEANINGLESS):
-            trainer[name] = coerced(name, value, theirs[name])
-        else:
-            raise ValueError(_unknown(name, chosen, [*own, *theirs, *COMMAND_LINE]))
-    if "trust_remote_code" in (trainer.get("model_init_kwargs") or {}):
-        raise ValueError(f"model_init_kwargs: trust_remote_code cannot be set: {REFUSED['trust_remote_code']}")
+    if chosen == "adpo":
+        theirs = {name: hint for name, hint in theirs.items() if name not in MEANINGLESS}
+    run, trainer = sorted_out(given, typing.get_type_hints(RunSettings), theirs, lambda n: _misplaced(n, chosen))
     return Asked(RunSettings(**run), {**METHODS[chosen], **trainer})
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise ValueError(f"--config {path} is not a file")
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
-    if content is None:
-        return {}
-    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
-        raise ValueError(f"{path}: expected lines of `key: value`")
-    return content
-
-
-def parse_pairs(words: Sequence[str]) -> dict[str, Any]:
-    """``--key value`` and ``--key=value``; a key alone is true.
-
-    >>> parse_pairs(["--learning-rate", "1e-5", "--use_peft", "--levels=[3, 4]"])
-    {'learning_rate': '1e-5', 'use_peft': True, 'levels': [3, 4]}
-    """
-    found: dict[str, Any] = {}
-    rest = list(words)
-    while rest:
-        word = rest.pop(0)
-        if not word.startswith("--") or len(word) < 3:
-            raise ValueError(f"expected --key value; got {word!r}")
-        name, equals, text = word[2:].partition("=")
-        name = name.replace("-", "_")
-        if name in found:
-            raise ValueError(f"--{name} is given twice")
-        if equals:
-            found[name] = _value(text)
-        elif rest and not rest[0].startswith("--"):
-            found[name] = _value(rest.pop(0))
-        else:
-            found[name] = True
-    return found
-
-
-def _value(text: str) -> Any:
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
-        return text
 
 
 def trainer_fields(method: str) -> dict[str, Any]:
@@ -190,70 +117,10 @@ def trainer_fields(method: str) -> dict[str, Any]:
     return {f.name: hints.get(f.name, Any) for f in dataclasses.fields(config) if f.init}
 
 
-def _unknown(name: str, method: str, known: Sequence[str]) -> str:
+def _misplaced(name: str, method: str) -> str | None:
+    """What to say of an argument of another method."""
     if method == "adpo" and name in trainer_fields("grpo"):
         return f"{name} shapes a loss that method adpo does not use: leave it out"
     if method != "adpo" and name in trainer_fields("adpo"):
         return f"{name} is an argument of method adpo; method {method} does not know it"
-    return f"there is no setting {name!r}{_near(name, known)}"
-
-
-def _near(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:
-    close = get_close_matches(name, list(known), n=1)
-    return f"; did you mean {close[0]}?" if close else ""
-
-
-def coerced(name: str, value: Any, hint: Any) -> Any:
-    """The value as the type asks for it: YAML reads 1e-5 as text, and a whole number where a fraction is meant.
-
-    >>> coerced("learning_rate", "1e-5", float), coerced("levels", [3], list[int] | None)
-    (1e-05, [3])
-    """
-    options = typing.get_args(hint) if typing.get_origin(hint) in (Union, types.UnionType) else (hint,)
-    if name == "tau" and value == "auto":
-        return value
-    if value is None and (type(None) in options or hint is Any):
-        return None
-    for option in options:
-        fitted = _fitted(value, option)
-        if fitted is not None:
-            return fitted
-    wanted = " or ".join(dict.fromkeys(_name(option) for option in options if option is not type(None)))
-    raise ValueError(f"{name} must be {wanted}; got {value!r}")
-
-
-def _fitted(value: Any, option: Any) -> Any:
-    """The value as an ``option``, None if it is none."""
-    kind = typing.get_origin(option) or option
-    if kind is bool:
-        return value if isinstance(value, bool) else None
-    if kind in (int, float):
-        return _number(value, kind)
-    if kind is str:
-        return value if isinstance(value, str) else None
-    if kind is list:
-        (inner,) = typing.get_args(option) or (Any,)
-        items = [_fitted(item, inner) for item in value] if isinstance(value, list) else [None]
-        return None if any(item is None for item in items) else items
-    if kind is dict:
-        return value if isinstance(value, dict) else None
-    if option is Any:
-        return value
     return None
-
-
-def _number(value: Any, kind: type) -> Any:
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None
-    try:
-        number = kind(value)
-    except ValueError:
-        return None
-    return number if float(number) == float(value) else None  # 2.5 is no whole number
-
-
-def _name(option: Any) -> str:
-    names = {float: "a number", int: "a whole number", bool: "true or false", str: "text", dict: "a mapping"}
-    if typing.get_origin(option) is list or option is list:
-        return "a list"
-    return names.get(typing.get_origin(option) or option, "one of its choices")

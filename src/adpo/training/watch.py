@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,13 @@ from adpo.training.display import Display
 log = logging.getLogger("adpo")
 METRICS = "metrics.jsonl"
 BEST = "best"
-SHOWN = {"reward": "reward", "adpo/tau": "tau", "adpo/anchor_kl": "KL", "refused_steps": "refused"}
+SHOWN = {
+    "reward": "reward",
+    "adpo/accuracy": "in order",
+    "adpo/tau": "tau",
+    "adpo/anchor_kl": "KL",
+    "refused_steps": "refused",
+}
 """Metrics on the progress bar, and what they are called there; the KL is that to the anchor."""
 
 
@@ -31,25 +38,39 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         display: Display,
         examine: Callable[[Any], Estimate] | None,
         every: int,
+        stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         self.trainer, self.folder, self.display = trainer, folder, display
-        self.examine, self.every = examine, every
+        self.examine, self.every, self.stopped = examine, every, stopped
         self.best, self.best_step = -1.0, -1
         self._figures: dict[str, float | str | None] = {}
         self._recall()
 
     def _recall(self) -> None:
         """A run that is resumed knows its best checkpoint."""
+        if self.trainer.accelerator.is_main_process:
+            _settle(self.folder / BEST)
+        self.trainer.accelerator.wait_for_everyone()
         note = self.folder / BEST / "accuracy.json"
         if note.exists():
             known = json.loads(note.read_text())
             self.best, self.best_step = known["accuracy"], known["step"]
 
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        """A run that goes on from a checkpoint forgets what was logged after it."""
+        path = self.folder / METRICS
+        if state.is_world_process_zero and path.exists():
+            noted = self.trainer.notes.get("metrics_bytes", 0) if state.global_step else 0
+            os.truncate(path, min(noted, path.stat().st_size))
+
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:  # noqa: ARG002
         if not state.is_world_process_zero:
             return
-        with (self.folder / METRICS).open("a") as lines:
+        with (self.folder / METRICS).open("a", encoding="utf-8") as lines:
             lines.write(json.dumps({"step": state.global_step, **(logs or {})}) + "\n")
+            lines.flush()
+            os.fsync(lines.fileno())
+            self.trainer.notes["metrics_bytes"] = lines.tell()
         self._figures.update({name: logs[key] for key, name in SHOWN.items() if key in (logs or {})})
         if not self._figures.get("refused"):
             self._figures["refused"] = None
@@ -61,7 +82,7 @@ class Watch(TrainerCallback):  # type: ignore[misc]
             self.look(state)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
-        if self.every and state.global_step % self.every:
+        if self.every and state.global_step % self.every and not self.stopped():
             self.look(state)
 
     def look(self, state: Any) -> None:
@@ -86,12 +107,28 @@ class Watch(TrainerCallback):  # type: ignore[misc]
 
 
 def save(model: Any, tokenizer: Any, folder: Path, note: dict[str, Any] | None = None) -> None:
-    """Whole or not at all, with a note on its accuracy."""
-    part = folder.with_name(folder.name + ".part")
+    """Whole or not at all, with a note on its accuracy; what was there stays until then."""
+    part, old = _beside(folder)
     shutil.rmtree(part, ignore_errors=True)
     model.save_pretrained(part)
     tokenizer.save_pretrained(part)
     if note is not None:
         (part / "accuracy.json").write_text(json.dumps(note) + "\n")
-    shutil.rmtree(folder, ignore_errors=True)
+    _settle(folder)
+    if folder.exists():
+        folder.rename(old)
     part.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _settle(folder: Path) -> None:
+    """After an end between two renamings: the old one is the one."""
+    _, old = _beside(folder)
+    if old.exists() and not folder.exists():
+        old.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _beside(folder: Path) -> tuple[Path, Path]:
+    """Where it is written, and where the one before waits."""
+    return folder.with_name(f".{folder.name}.part"), folder.with_name(f".{folder.name}.old")

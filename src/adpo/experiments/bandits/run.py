@@ -17,7 +17,8 @@ from adpo.experiments.bandits.methods import GRID
 from adpo.experiments.bandits.protocol import SCENARIOS, Protocol, Scenario
 from adpo.experiments.bandits.summary import METRICS, against_baselines, summarise, terminal_table, verdict_table
 from adpo.experiments.bandits.tables import joined, markdown, named
-from adpo.experiments.cells import Cell, Job, write_json
+from adpo.experiments.cells import Cell, Job
+from adpo.files import write_json
 from adpo.provenance import provenance
 
 

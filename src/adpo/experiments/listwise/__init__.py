@@ -1,0 +1,1 @@
+"""Whole lists or pairs? Preference learning of a language model at equal compute, on held-out prompts."""

@@ -1,0 +1,89 @@
+"""A disk that is full, or read-only: a real one, mounted for the test."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("trl")
+
+from adpo.lm.embedded import WarmUp, make_model, make_tokenizer
+from adpo.lm.lists import graded
+
+
+def inside(script, *words):
+    """A shell script in a mount namespace of its own."""
+    return subprocess.run(
+        ["unshare", "--map-root-user", "--mount", "sh", "-c", script, "sh", *map(str, words)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("given")
+    (folder / "disk").mkdir()
+    possible = shutil.which("unshare") and inside('mount -t tmpfs -o size=1m tmpfs "$1"', folder / "disk")
+    if not possible or possible.returncode:
+        pytest.skip("file systems cannot be mounted here")
+    make_model(WarmUp(hidden=16, layers=1)).save_pretrained(folder / "model")
+    make_tokenizer().save_pretrained(folder / "model")
+    (folder / "lists.jsonl").write_text("".join(json.dumps(row) + "\n" for row in graded(count=60)))
+    return folder
+
+
+def words(given, *more):
+    run = [sys.executable, "-m", "adpo", "prefer", given / "lists.jsonl", "--model", given / "model"]
+    return [*run, "--out", given / "disk" / "out", "--cache", given / "cache", "--max_steps", "40", *more]
+
+
+def test_a_disk_that_fills_up_ends_the_run_in_one_line_and_earlier_checkpoints_go_on(given):
+    """Forty checkpoints do not fit; the whole ones stay, and where there is room again the run goes on."""
+    script = """
+        disk=$1; shift
+        mount -t tmpfs -o size=3m tmpfs "$disk"
+        "$@"; echo "code $?"
+        ls -a "$disk/out"; rm -rf "$disk"/out/checkpoint-1 "$disk"/out/runs
+        mount -o remount,size=100m "$disk"
+        "$@" --resume; echo "code $?"
+        ls "$disk/out"
+    """
+    more = ["--save_steps", "1", "--save_total_limit", "100", "--eval_every", "0"]
+    done = inside(script, given / "disk", *words(given, *more))
+    first, second = done.stdout.split("code 2\n")
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("adpo: ")]
+    assert "could not be written to" in line
+    assert "of the earlier ones, checkpoint-" in line
+    assert "is whole" in line
+    last = int(line.rsplit("checkpoint-", 1)[1].split()[0])
+    assert 1 <= last < 40
+    assert ".checkpoint.part" not in second
+    assert f"checkpoint-{last}\n" in second
+    assert f"checkpoint-{last + 1}\n" not in second.split("going on from")[0]
+    assert f"checkpoint-{last}" in second.split("going on from")[1].split("\n\n")[0].replace("\n", "")
+    assert "code 0" in second
+    assert "checkpoint-40" in second
+    assert "Traceback" not in done.stderr
+    assert first
+
+
+def test_too_small_a_disk_is_said_before_any_step(given):
+    script = 'disk=$1; shift; mount -t tmpfs -o size=64k tmpfs "$disk"; "$@"; echo "code $?"; find "$disk" -type f'
+    done = inside(script, given / "disk", *words(given))
+    assert "code 2" in done.stdout
+    assert done.stderr.splitlines()[-1].startswith("adpo: ")
+    assert "free and a checkpoint takes about" in done.stderr
+    assert "checkpoint-" not in done.stdout
+
+
+def test_a_disk_that_is_read_only(given):
+    script = 'disk=$1; shift; mount -t tmpfs -o ro tmpfs "$disk"; "$@"; echo "code $?"'
+    done = inside(script, given / "disk", *words(given))
+    assert "code 2" in done.stdout
+    (line,) = done.stderr.splitlines()
+    assert line.endswith("cannot be written to: Read-only file system")
