@@ -25,6 +25,8 @@ from adpo.core.objective import Diagnostics, Objective
 
 ScoreRows = Callable[[Tensor], Tensor]
 """Log-probabilities ``[len(rows)]`` of the rows with these indices; differentiable, and the same each time."""
+WeighRows = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""``sum weight * logp`` over the rows with these indices, to be differentiated, and their log-probabilities."""
 
 
 class GroupGradient(NamedTuple):
@@ -47,6 +49,7 @@ def backward(
     *,
     tau: float | Tensor | None = None,
     extra: Tensor | None = None,
+    weigh: WeighRows | None = None,
     at_anchor: bool = False,
     averaging: bool = False,
     no_sync: Callable[[], AbstractContextManager[object]] = nullcontext,
@@ -60,7 +63,8 @@ def backward(
     group over all ranks), ``anchor_logp`` (None is the zero anchor) and the signals are flat. A tensor ``tau`` and
     the signals that belong to a group (`labels`, `preference`) are ``[groups]``, in ascending order of the ids of
     all ranks; candidates count in the order of ranks, then rows. ``extra``, ``[rows]``, is added to the
-    coefficients: the part of a loss that looks at rows one by one, such as a likelihood term.
+    coefficients: the part of a loss that looks at rows one by one, such as a likelihood term. ``weigh`` takes the
+    place of ``score`` where the coefficients are known before the pass, if that makes it cheaper.
 
     ``at_anchor=True`` says that the policy is the anchor; ``anchor_logp`` may then be None (unless the target
     looks at it). ``averaging=True`` undoes the division by the number of ranks that `DistributedDataParallel`
@@ -97,15 +101,20 @@ def backward(
         if not len(live) and not (last and ranks.world > 1):
             continue
         with nullcontext() if last else no_sync():
-            here = score(live if len(live) else batch[:1])  # averaging over ranks waits for one backward pass
-            rows_trained += len(here)
-            if len(live):
-                logp[live] = groups.checked(here, live)
-            if not settled:
-                c[live] = groups.coefficients(live, logp) + more[live]
             weight = c[live] * (ranks.world if averaging else 1)
-            product = here * weight.to(here) if len(live) else 0 * here
-            back_propagate(product.sum())
+            if settled and weigh is not None and len(live):
+                product, here = weigh(live, weight)
+                logp[live] = groups.checked(here, live)
+            else:
+                here = score(live if len(live) else batch[:1])  # averaging over ranks waits for one backward pass
+                if len(live):
+                    logp[live] = groups.checked(here, live)
+                if not settled:
+                    c[live] = groups.coefficients(live, logp) + more[live]
+                    weight = c[live] * (ranks.world if averaging else 1)
+                product = (here * weight.to(here) if len(live) else 0 * here).sum()
+            rows_trained += len(here)
+            back_propagate(product)
     loss, diagnostics = groups.summary(groups.anchor if at_anchor else logp, ranks)
     return GroupGradient(loss, diagnostics, c, logp, 0 if at_anchor else len(rows), rows_trained)
 

@@ -178,8 +178,8 @@ def test_packed_rows_train_as_padded_ones(tmp_path, name, per_pass):
     options = {"steps": 5, "size": 4, "completions_per_pass": per_pass, **OPTIONS[name]}
     plain = trained(tmp_path / "a", ragged(), **options)
     packs = trained(tmp_path / "b", ragged(), scoring="packed", **options)
-    assert packs.packs
-    assert not plain.packs
+    assert packs.scorer.packs
+    assert not plain.scorer.packs
     torch.testing.assert_close(logged(packs, "loss"), logged(plain, "loss"), rtol=2e-6, atol=5e-6)
     for key, value in weights(plain).items():
         torch.testing.assert_close(weights(packs)[key], value, rtol=0, atol=2e-6)
@@ -267,8 +267,8 @@ def test_lists_without_preference_move_nothing_at_the_reference(tmp_path):
 
 def test_a_step_that_is_not_finite_is_refused(tmp_path, monkeypatch):
     class Broken(ListwiseTrainer):
-        def _logp(self, model, rows):
-            logp = super()._logp(model, rows)
+        def _logp(self, model, rows, *how):
+            logp = super()._logp(model, rows, *how)
             return logp * (float("nan") if self.state.global_step == 1 else 1.0)
 
     monkeypatch.setitem(globals(), "ListwiseTrainer", Broken)

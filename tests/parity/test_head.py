@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from adpo.lm.head import fused_token_logp, token_logp
+from adpo.lm.head import fused_token_logp, fused_token_scores, token_scores, weighted_token_logp
 
 
 def case(tokens, width, vocabulary, dtype, bias, seed=0):
@@ -14,27 +14,75 @@ def case(tokens, width, vocabulary, dtype, bias, seed=0):
     return hidden, weight, torch.randint(vocabulary, (tokens,)), offset
 
 
-def values_and_gradients(function, inputs, above):
-    hidden, weight, targets, bias = inputs
-    found = function(hidden, weight, targets, bias)
-    wanted = [value for value in (hidden, weight, bias) if value is not None and value.requires_grad]
-    return found, torch.autograd.grad(found, wanted, above.to(found))
+def gradients(total, inputs):
+    return torch.autograd.grad(total, [value for value in inputs if value is not None and value.requires_grad])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("chunk", [1, 3, 8, 100, None])
-@pytest.mark.parametrize("shape", [(1, 4, 5), (8, 16, 33), (17, 8, 1000)], ids=str)
+def tolerance(dtype):
+    return {"rtol": 0, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 0.05, "atol": 0.05}
+
+
+def assert_alike(mine, others, dtype):
+    for one, other in zip(mine, others, strict=True):
+        assert one.dtype == other.dtype
+        torch.testing.assert_close(one, other, **tolerance(dtype))
+
+
+every_shape = pytest.mark.parametrize("shape", [(1, 4, 5), (8, 16, 33), (17, 8, 1000)], ids=str)
+every_chunk = pytest.mark.parametrize("chunk", [1, 3, 100, None])
+every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+
+
+@every_dtype
+@every_chunk
+@every_shape
 @pytest.mark.parametrize("bias", [False, True])
-def test_values_and_gradients(shape, chunk, dtype, bias):
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("of_entropy", [0.0, 0.3])
+def test_values_and_gradients(shape, chunk, dtype, bias, temperature, of_entropy):
+    """Of any mixture of log-probabilities and entropies."""
     inputs = case(*shape, dtype, bias)
-    above = torch.randn(shape[0])
-    plain, of_plain = values_and_gradients(token_logp, inputs, above)
-    fused, of_fused = values_and_gradients(lambda *given: fused_token_logp(*given, chunk=chunk), inputs, above)
-    close = {"rtol": 0, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 0.05, "atol": 0.05}
-    torch.testing.assert_close(fused, plain, **close)
-    for mine, other in zip(of_fused, of_plain, strict=True):
-        assert mine.dtype == other.dtype
-        torch.testing.assert_close(mine, other, **close)
+    above = torch.randn(2, shape[0])
+    plain = token_scores(*inputs, temperature)
+    fused = fused_token_scores(*inputs, temperature, chunk=chunk)
+    assert_alike(fused, plain, dtype)
+    totals = [(above[0] * one.logp + of_entropy * above[1] * one.entropy).sum() for one in (fused, plain)]
+    assert_alike(*(gradients(total, inputs) for total in totals), dtype)
+
+
+@every_dtype
+@every_chunk
+@every_shape
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_known_coefficients(shape, chunk, dtype, bias, temperature):
+    """The gradient made in the forward pass is that of the backward pass, whatever scales the loss."""
+    hidden, weight, targets, offset = inputs = case(*shape, dtype, bias)
+    c = torch.randn(shape[0], dtype=torch.float64)
+    plain = token_scores(*inputs, temperature).logp
+    total, logp = weighted_token_logp(hidden, weight, targets, c, offset, temperature, chunk=chunk)
+    torch.testing.assert_close(logp, plain.detach(), **tolerance(dtype))
+    torch.testing.assert_close(total, (c * plain.double()).sum().float().detach(), rtol=0.02, atol=0.05)
+    assert_alike(gradients(3 * total, inputs), gradients(3 * (c * plain).sum(), inputs), dtype)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_under_autocast_both_passes_are_in_its_precision(known):
+    hidden, weight, targets, _ = case(9, 16, 50, torch.float32, False)
+    c = torch.randn(9)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        plain = (c * token_scores(hidden, weight, targets).logp).sum()
+        mine = (
+            weighted_token_logp(hidden, weight, targets, c, chunk=4)[0]
+            if known
+            else (c * fused_token_logp(hidden, weight, targets, chunk=4)).sum()
+        )
+    expected, found = gradients(plain, (hidden, weight)), gradients(mine, (hidden, weight))
+    exact = gradients((c * token_scores(hidden, weight, targets).logp).sum(), (hidden, weight))
+    for one, other, right in zip(found, expected, exact, strict=True):
+        assert one.dtype == torch.float32
+        assert (one - right).abs().max() <= 2 * (other - right).abs().max()  # rounded no more than the plain form
+        assert not torch.equal(one, right)  # and in low precision it was
 
 
 def test_gradients_are_those_of_finite_differences():
@@ -61,5 +109,6 @@ def test_what_is_frozen_gets_no_gradient():
     hidden, weight, targets, _ = case(6, 4, 9, torch.float32, False)
     weight.requires_grad_(False)
     fused_token_logp(hidden, weight, targets).sum().backward()
+    weighted_token_logp(hidden, weight, targets, torch.ones(6))[0].backward()
     assert weight.grad is None
     assert hidden.grad is not None

@@ -10,6 +10,8 @@ On a GPU packed attention is torch's variable-length attention; elsewhere stretc
 
 from __future__ import annotations
 
+import inspect
+from functools import cache
 from typing import Any
 
 import torch
@@ -39,12 +41,15 @@ def packed_attention(
     *,
     plan: Plan,
     scaling: float | None = None,
+    dropout: float = 0.0,
     sliding_window: int | None = None,
     **_: Any,
 ) -> Tensor:
     """``[1, heads, tokens, width]``, keys and values maybe with fewer heads, to ``[1, tokens, heads, width]``."""
     if sliding_window is not None and sliding_window < plan.longest_key:
         raise ValueError(f"{type(module).__name__} attends through a window: packed sequences do not")
+    if dropout:
+        raise ValueError(f"{type(module).__name__} has dropout: packed sequences do not")
     q, k, v = (states.squeeze(0).transpose(0, 1) for states in (query, key, value))
     if plan.keys is not None:
         k, v = k.index_select(0, plan.keys), v.index_select(0, plan.keys)
@@ -52,9 +57,18 @@ def packed_attention(
     return attend(q, k, v, plan, scaling).unsqueeze(0)
 
 
+@cache
+def _knows_groups_of_heads() -> bool:
+    """Earlier forms of torch's function take fewer heads of keys without being told."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    return "enable_gqa" in inspect.signature(varlen_attn).parameters
+
+
 def _varlen(q: Tensor, k: Tensor, v: Tensor, plan: Plan, scaling: float | None) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
+    fewer: dict[str, Any] = {"enable_gqa": True} if q.shape[1] != k.shape[1] and _knows_groups_of_heads() else {}
     found = varlen_attn(
         q.contiguous(),
         k.contiguous(),
@@ -65,12 +79,13 @@ def _varlen(q: Tensor, k: Tensor, v: Tensor, plan: Plan, scaling: float | None) 
         plan.longest_key,
         scale=scaling,
         window_size=(-1, 0),
-        enable_gqa=q.shape[1] != k.shape[1],
+        **fewer,
     )
     assert isinstance(found, Tensor)
     return found
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _stretch_by_stretch(q: Tensor, k: Tensor, v: Tensor, plan: Plan, scaling: float | None) -> Tensor:
     found = []
     queries, keys = plan.query_starts.tolist(), plan.key_starts.tolist()

@@ -9,45 +9,85 @@ import torch
 from torch import Tensor
 
 import adpo.lm.attention  # noqa: F401  (teaches the models what a plan is)
-from adpo.lm.head import fused_token_logp
+from adpo.lm.head import TokenScores, fused_token_scores, weighted_token_logp
 from adpo.lm.packing import Packed, repacked
 from adpo.lm.scoring import Reduction, Sequences, seq_logp, sequences
 
+CHANGE_LOGITS = {  # configuration: what leaves the logits as they are
+    "final_logit_softcapping": (None,),
+    "logit_scale": (None, 1.0),
+    "output_multiplier": (None, 1.0),
+    "lm_head_multiplier": (None, 1.0),
+    "logits_scaling": (None, 1.0),
+}
 
-def packed_seq_logp(model: Any, batch: Packed, reduction: Reduction = "sum") -> Tensor:
+
+def packed_token_scores(
+    model: Any, batch: Packed, temperature: float = 1.0, *, entropy: bool = False
+) -> TokenScores:
+    """Of every token of every completion, ``[targets]``."""
+    states, head = _states(model, batch)
+    bias = getattr(head, "bias", None)
+    return fused_token_scores(states, head.weight, batch.targets, bias, temperature, entropy=entropy)
+
+
+def packed_seq_logp(model: Any, batch: Packed, reduction: Reduction = "sum", temperature: float = 1.0) -> Tensor:
     """Log-probability of every completion given its prompt, ``[rows]``, as `adpo.lm.scoring.seq_logp` gives it."""
-    inner = model.get_base_model() if hasattr(model, "peft_config") else model
+    return _of_rows(packed_token_scores(model, batch, temperature).logp, batch, reduction)
+
+
+def packed_weighted_logp(
+    model: Any, batch: Packed, coefficients: Tensor, reduction: Reduction = "sum", temperature: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """``sum coefficients * logp`` over completions, to be differentiated, and their log-probabilities ``[rows]``.
+
+    Coefficients that are known before the pass make it cheaper: see `adpo.lm.head`.
+    """
+    states, head = _states(model, batch)
+    c = coefficients / _counts(batch) if reduction == "mean" else coefficients
+    bias = getattr(head, "bias", None)
+    total, logp = weighted_token_logp(states, head.weight, batch.targets, c[batch.row], bias, temperature)
+    return total, _of_rows(logp, batch, reduction)
+
+
+def _states(model: Any, batch: Packed) -> tuple[Tensor, Any]:
+    """What predicts each token of a completion, and the output layer."""
+    inner = _inner(model)
+    device = batch.input_ids.device
     states = inner.base_model(
         input_ids=batch.input_ids.unsqueeze(0),
         position_ids=batch.position_ids.unsqueeze(0),
-        attention_mask=torch.zeros(
-            1, 1, 1, 1, device=batch.input_ids.device
-        ),  # a mask in its last form: none is made
+        attention_mask=torch.zeros(1, 1, 1, 1, device=device),  # a mask in its last form: none is made
         use_cache=False,
         plan=batch.plan,
-    ).last_hidden_state.squeeze(0)
-    head = inner.get_output_embeddings()
-    logp = fused_token_logp(states[batch.before], head.weight, batch.targets, getattr(head, "bias", None)).double()
-    total = torch.zeros(batch.rows, dtype=torch.float64, device=logp.device).index_add(0, batch.row, logp)
-    if reduction == "sum":
-        return total
-    return total / torch.bincount(batch.row, minlength=batch.rows).clamp(min=1)
+    ).last_hidden_state
+    return states.squeeze(0)[batch.before], inner.get_output_embeddings()
 
 
-def accept_packed(model: Any) -> None:
-    """Let ``model(packed=batch, reduction=...)`` give log-probabilities.
+def _inner(model: Any) -> Any:
+    return model.get_base_model() if hasattr(model, "peft_config") else model
 
-    What wraps a model (data parallelism, autocast) must see a forward pass: this makes scoring one.
+
+def _of_rows(per_token: Tensor, batch: Packed, reduction: Reduction) -> Tensor:
+    total = torch.zeros(batch.rows, dtype=torch.float64, device=per_token.device)
+    total = total.index_add(0, batch.row, per_token.double())
+    return total / _counts(batch) if reduction == "mean" else total
+
+
+def _counts(batch: Packed) -> Tensor:
+    return torch.bincount(batch.row, minlength=batch.rows).clamp(min=1)
+
+
+def accept_scoring(model: Any) -> None:
+    """Let ``model(score=function)`` give what ``function(model)`` gives.
+
+    What wraps a model (data parallelism, sharding, autocast) must see a forward pass: this makes scoring one.
     """
     plain = model.forward
 
     @functools.wraps(plain)
-    def forward(
-        *arguments: Any, packed: Packed | None = None, reduction: Reduction = "sum", **options: Any
-    ) -> Any:
-        if packed is None:
-            return plain(*arguments, **options)
-        return packed_seq_logp(model, packed, reduction)
+    def forward(*arguments: Any, score: Any = None, **options: Any) -> Any:
+        return plain(*arguments, **options) if score is None else score(model)
 
     model.forward = forward
 
@@ -55,6 +95,15 @@ def accept_packed(model: Any) -> None:
 @torch.no_grad()
 def why_not_packed(model: Any) -> str | None:
     """Nothing if packed and padded rows give the same log-probabilities; else what is in the way."""
+    head = _inner(model).get_output_embeddings()
+    if hasattr(head, "base_layer"):
+        return "its output layer has an adapter"
+    if any(getattr(module, "attention_dropout", 0) for module in model.modules()):
+        return "its attention has dropout"
+    settings = _inner(model).config.get_text_config()
+    for name, harmless in CHANGE_LOGITS.items():
+        if getattr(settings, name, None) not in harmless:
+            return f"it changes its logits ({name} = {getattr(settings, name)})"
     device = next(model.parameters()).device
     rows = sequences([[1, 2, 3], [1, 2, 3], [2]], [[4, 5], [6], [1, 3, 2, 5]], pad=0)
     rows = Sequences(*(part.to(device) for part in rows))

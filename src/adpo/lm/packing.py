@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -29,9 +28,10 @@ class Plan:
     longest_key: int
 
     def to(self, device: torch.device) -> Plan:
-        keys = None if self.keys is None else self.keys.to(device)
-        starts = self.query_starts.to(device), self.key_starts.to(device)
-        return Plan(*starts, keys, self.longest_query, self.longest_key)
+        keys = None if self.keys is None else self.keys.to(device, non_blocking=True)
+        queries = self.query_starts.to(device, non_blocking=True)
+        starts = self.key_starts.to(device, non_blocking=True)
+        return Plan(queries, starts, keys, self.longest_query, self.longest_key)
 
 
 class Packed(NamedTuple):
@@ -46,8 +46,38 @@ class Packed(NamedTuple):
     rows: int
 
     def to(self, device: torch.device) -> Packed:
-        moved = (value.to(device) if isinstance(value, Tensor | Plan) else value for value in self)
+        moved = (
+            value.to(device)
+            if isinstance(value, Plan)
+            else value.to(device, non_blocking=True)
+            if isinstance(value, Tensor)
+            else value
+            for value in self
+        )
         return Packed(*moved)  # type: ignore[arg-type]
+
+
+class Lengths(NamedTuple):
+    """Of every row: tokens of prompt and completion, and whether its prompt is that of the row before."""
+
+    prompt: Tensor
+    completion: Tensor
+    repeats: Tensor
+
+    @classmethod
+    def of(cls, batch: Sequences) -> Lengths:
+        of_completion = batch.completion_mask.sum(1)
+        prompt = batch.attention_mask.sum(1) - of_completion
+        in_prompt = (batch.attention_mask * (1 - batch.completion_mask)).bool()
+        same = torch.where(in_prompt, batch.input_ids, -1)
+        repeats = torch.zeros(len(same), dtype=torch.bool, device=same.device)
+        repeats[1:] = (same[1:] == same[:-1]).all(1)
+        return cls(prompt, of_completion, repeats)
+
+    def tokens(self, share: bool = True) -> int:
+        """How many go through the model."""
+        prompts = self.prompt * ~self.repeats if share else self.prompt
+        return int((prompts + self.completion).sum())
 
 
 def packed(prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], share: bool = True) -> Packed:
@@ -59,63 +89,86 @@ def packed(prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]
     >>> batch.before.tolist(), batch.targets.tolist(), batch.row.tolist()
     ([1, 1, 3], [7, 8, 9], [0, 1, 1])
     """
-    ids: list[int] = []
-    positions: list[int] = []
-    before: list[int] = []
-    row_of: list[int] = []
-    stretches: list[tuple[int, list[int]]] = []  # queries, keys
-    at = -1  # where the prompt at hand begins
-    for number, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
-        if not prompt:
-            raise ValueError(f"row {number} has no prompt: the first token of a completion has nothing to follow")
-        if not (share and number and prompts[number - 1] == prompt):
-            at = len(ids)
-            ids += prompt
-            positions += range(len(prompt))
-            stretches.append((len(prompt), list(range(at, at + len(prompt)))))
-        begin = len(ids)
-        ids += completion
-        positions += range(len(prompt), len(prompt) + len(completion))
-        keys = [*range(at, at + len(prompt)), *range(begin, len(ids))]
-        if at + len(prompt) == begin and not _shares_on(prompts, number, share):
-            stretches[-1] = (len(prompt) + len(completion), keys)  # alone with its prompt: one stretch
-        else:
-            stretches.append((len(completion), keys))
-        before += [at + len(prompt) - 1, *range(begin, len(ids) - 1)][: len(completion)]
-        row_of += [number] * len(completion)
-    targets = [token for completion in completions for token in completion]
+    rows = list(zip(prompts, completions, strict=True))
+    flat = torch.tensor([token for prompt, completion in rows for token in (*prompt, *completion)])
+    lengths = torch.tensor([[len(prompt), len(completion)] for prompt, completion in rows])
+    repeats = [number > 0 and rows[number - 1][0] == prompt for number, (prompt, _) in enumerate(rows)]
+    return _packed(flat, Lengths(lengths[:, 0], lengths[:, 1], torch.tensor(repeats)), share)
+
+
+def repacked(batch: Sequences, share: bool = True, scored: Tensor | None = None) -> Packed:
+    """Padded rows without their padding, on the device they are on; put together on the CPU.
+
+    Padding may be on either side, or between prompt and completion. ``scored``, ``[rows, length]``, marks the
+    tokens of completions that count, where not all do.
+    """
+    here = Sequences(*(part.cpu() for part in batch))
+    found = _packed(here.input_ids[here.attention_mask.bool()], Lengths.of(here), share)
+    if scored is not None:
+        counts = scored.cpu()[here.completion_mask.bool()].bool()
+        found = found._replace(before=found.before[counts], targets=found.targets[counts], row=found.row[counts])
+    return found.to(batch.input_ids.device)
+
+
+def _packed(flat: Tensor, lengths: Lengths, share: bool) -> Packed:
+    """From all tokens of all rows, one after the other."""
+    prompt, completion = lengths.prompt, lengths.completion
+    short = (prompt == 0).nonzero()
+    if len(short):
+        raise ValueError(
+            f"row {int(short[0])} has no prompt: the first token of a completion has nothing to follow"
+        )
+    rows = len(prompt)
+    own = ~lengths.repeats if share else torch.ones(rows, dtype=torch.bool)  # brings its prompt along
+    starts = _starts(prompt + completion)
+    row = torch.repeat_interleave(torch.arange(rows), prompt + completion)
+    position = torch.arange(len(flat)) - starts[row]
+    of_completion = position >= prompt[row]
+    stays = of_completion | own[row]
+    place = stays.cumsum(0) - 1  # in the packed row
+    lender = torch.where(own, torch.arange(rows), 0).cummax(0).values  # the row that brings the prompt
+    prompt_at = place[starts[lender]]
+    first = position[of_completion] == prompt[row[of_completion]]
+    of_row = row[of_completion]
+    before = torch.where(first, prompt_at[of_row] + prompt[of_row] - 1, place[of_completion] - 1)
     return Packed(
-        torch.tensor(ids),
-        torch.tensor(positions),
-        _plan(stretches, len(ids)),
-        torch.tensor(before),
-        torch.tensor(targets),
-        torch.tensor(row_of),
-        len(prompts),
+        flat[stays],
+        position[stays],
+        _plan(lengths, own, prompt_at),
+        before,
+        flat[of_completion],
+        of_row,
+        rows,
     )
 
 
-def repacked(batch: Sequences, share: bool = True) -> Packed:
-    """Padded rows without their padding."""
-    ids, real, of_completion = batch.input_ids.tolist(), batch.attention_mask.sum(1), batch.completion_mask.sum(1)
-    ends = list(zip(ids, (real - of_completion).tolist(), real.tolist(), strict=True))
-    prompts, completions = [row[:begin] for row, begin, _ in ends], [row[begin:end] for row, begin, end in ends]
-    return packed(prompts, completions, share).to(batch.input_ids.device)
-
-
-def _shares_on(prompts: Sequence[Sequence[int]], number: int, share: bool) -> bool:
-    """Whether the next row will need the prompt of this one."""
-    return share and number + 1 < len(prompts) and prompts[number + 1] == prompts[number]
-
-
-def _plan(stretches: Sequence[tuple[int, list[int]]], tokens: int) -> Plan:
-    queries, keys = [count for count, _ in stretches], [len(keys) for _, keys in stretches]
-    gathered = [key for _, keys in stretches for key in keys]
-    in_order = gathered == list(range(tokens))
+def _plan(lengths: Lengths, own: Tensor, prompt_at: Tensor) -> Plan:
+    """A prompt that is shared is a stretch of its own; one with a single completion is one stretch with it."""
+    prompt, completion = lengths.prompt, lengths.completion
+    last = torch.ones_like(own)
+    last[:-1] = own[1:]
+    alone = own & last
+    # Every row has two candidates: its prompt and its completion. Each attends to one or two intervals of tokens.
+    zero = torch.zeros_like(prompt)
+    queries = torch.stack([torch.where(own & ~alone, prompt, 0), completion + torch.where(alone, prompt, 0)], 1)
+    completion_at = _starts(torch.where(own, prompt, 0) + completion) + torch.where(own, prompt, 0)
+    begins = torch.stack([torch.stack([prompt_at, zero], 1), torch.stack([prompt_at, completion_at], 1)], 1)
+    counts = torch.stack([torch.stack([prompt, zero], 1), torch.stack([prompt, completion], 1)], 1)
+    real = queries > 0
+    queries, begins, counts = queries[real], begins[real], counts[real]
+    of_stretch = counts.sum(1)
+    within = torch.arange(int(counts.sum())) - torch.repeat_interleave(_starts(counts.view(-1)), counts.view(-1))
+    keys = torch.repeat_interleave(begins.view(-1), counts.view(-1)) + within
+    in_order = torch.equal(of_stretch, queries)
     return Plan(
-        torch.tensor(list(accumulate(queries, initial=0)), dtype=torch.int32),
-        torch.tensor(list(accumulate(keys, initial=0)), dtype=torch.int32),
-        None if in_order else torch.tensor(gathered),
-        max(queries),
-        max(keys),
+        torch.cat([_starts(queries), queries.sum().view(1)]).int(),
+        torch.cat([_starts(of_stretch), of_stretch.sum().view(1)]).int(),
+        None if in_order else keys,
+        int(queries.max()),
+        int(of_stretch.max()),
     )
+
+
+def _starts(counts: Tensor) -> Tensor:
+    """Where each stretch begins."""
+    return counts.cumsum(0) - counts

@@ -17,8 +17,12 @@ class Sequences(NamedTuple):
     attention_mask: Tensor  # [rows, length], 1 for real tokens
     completion_mask: Tensor  # [rows, length], 1 for the tokens of the completion
 
+    def take(self, rows: Tensor) -> Sequences:
+        """Some of the rows, as they are."""
+        return Sequences(*(part[rows] for part in self))
+
     def pick(self, rows: Tensor) -> Sequences:
-        """Some of the rows, without padding they do not need."""
+        """Some of the rows, without padding on the right that they do not need."""
         mask = self.attention_mask[rows]
         length = int(mask.sum(1).max()) if len(rows) else 0
         return Sequences(self.input_ids[rows, :length], mask[:, :length], self.completion_mask[rows, :length])

@@ -8,11 +8,12 @@ from typing import Any, ClassVar
 
 from transformers import TrainingArguments
 
-from adpo.integrations.coordinates import Coordinates, choose
+from adpo.integrations.coordinates import Coordinates
+from adpo.integrations.forms import ScoringForms
 
 
 @dataclass
-class ListwiseConfig(Coordinates, TrainingArguments):  # type: ignore[misc]
+class ListwiseConfig(Coordinates, ScoringForms, TrainingArguments):  # type: ignore[misc]
     """Arguments of `ListwiseTrainer`; fields that are not listed here mean what they mean in transformers.
 
     A batch is counted in lists. ``tau = 10`` and ``learning_rate = 1e-6`` are the ``beta = 0.1`` and the learning
@@ -37,11 +38,7 @@ class ListwiseConfig(Coordinates, TrainingArguments):  # type: ignore[misc]
     )
     completions_per_pass: int | None = field(
         default=None,
-        metadata={"help": "Completions in one forward pass (all of a batch's); it does not change the gradient."},
-    )
-    scoring: str = field(
-        default="auto",
-        metadata={"help": "padded rows, packed (no padding, prompts shared, no logits kept), or auto: by device."},
+        metadata={"help": "Completions in one forward pass (all, or tokens_per_pass); the gradient is the same."},
     )
     cache: str | None = field(
         default=None, metadata={"help": "Folder of tokenised data and reference scores (that of adpo)."}
@@ -63,7 +60,7 @@ class ListwiseConfig(Coordinates, TrainingArguments):  # type: ignore[misc]
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_coordinates()
-        choose("scoring", self.scoring, ("auto", "padded", "packed"))
+        self.check_forms()
         for name in ("max_length", "completions_per_pass"):
             value = getattr(self, name)
             if value is not None and value < 1:

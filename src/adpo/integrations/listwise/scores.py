@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -15,14 +14,12 @@ from transformers import Trainer
 from adpo.anchors import Self
 from adpo.integrations.checkpoints import SafeCheckpoints
 from adpo.integrations.listwise import sources
-from adpo.integrations.listwise.collate import Batch, tokens
+from adpo.integrations.listwise.collate import Batch, passes, tokens
 from adpo.integrations.listwise.reference import Scores, fingerprint
-from adpo.lm.packed_scoring import accept_packed, why_not_packed
-from adpo.lm.packing import repacked
 from adpo.lm.preference_table import PreferenceTable
-from adpo.lm.scoring import Sequences, seq_logp
+from adpo.lm.scorer import Scorer
+from adpo.lm.scoring import Sequences
 
-log = logging.getLogger("adpo")
 SCORED_AT_ONCE = 32  # completions, where nothing else is said
 
 
@@ -38,36 +35,30 @@ class Scoring(SafeCheckpoints, Trainer):  # type: ignore[misc]
         self._scores: dict[str, Tensor] = {}  # of the reference, by the fingerprint of the table
         self._starts: dict[str, Tensor] = {}  # where the completions of each list begin
         self._reference_key: str | None = None
-        self.packs = self._may_pack()
-
-    def _may_pack(self) -> bool:
-        """Whether rows are packed: asked for, or by itself on an accelerator; if the model can."""
-        if self.args.scoring == "padded" or (self.args.scoring == "auto" and self.args.device.type == "cpu"):
-            return False
         policy = self.accelerator.unwrap_model(self.model)
-        reason = why_not_packed(policy)
-        if reason is not None and self.args.scoring == "packed":
-            raise ValueError(f"scoring packed does not work with this model: {reason}")
-        log.info("scoring: %s", "packed" if reason is None else f"padded ({reason})")
-        if reason is None:
-            accept_packed(policy)
-        return reason is None
+        self.scorer = Scorer(policy, self.args.forms(), self.args.logp_reduction)
+        self.args.settle_checkpointing(self.scorer)
 
     def _logp(self, model: nn.Module, rows: Sequences, reduction: Any = None) -> Tensor:
         """``[rows]``, differentiable."""
-        reduction = reduction or self.args.logp_reduction
-        if self.packs:
-            found: Tensor = model(packed=repacked(rows), reduction=reduction)
-            return found
-        return seq_logp(model, rows, reduction)
+        return self.scorer.logp(model, rows, reduction)
 
     @torch.no_grad()
     def _scored(self, model: nn.Module, batch: Batch, reduction: Any = None) -> Tensor:
         """``[rows]``, in passes of the size that training uses."""
-        everything, most = tokens(batch), self.args.completions_per_pass or SCORED_AT_ONCE
-        parts = torch.split(torch.arange(len(batch["rewards"]), device=batch["rewards"].device), most)
+        everything = tokens(batch)
+        parts = self._parts(batch, self.args.completions_per_pass or SCORED_AT_ONCE)
+        found = torch.empty(len(batch["rewards"]), dtype=torch.float64, device=batch["rewards"].device)
         with self.accelerator.autocast():
-            return torch.cat([self._logp(model, everything.pick(part), reduction) for part in parts])
+            for part in parts:
+                found[part] = self._logp(model, everything.pick(part), reduction).double()
+        return found
+
+    def _parts(self, batch: Batch, most: int | None) -> list[Tensor]:
+        """Rows that go through the model together: so many tokens, or at most so many completions."""
+        if self.scorer.packs and self.args.completions_per_pass is None:
+            return self.scorer.passes(tokens(batch), batch["lists"])
+        return passes(batch["lists"], most)
 
     def _anchor_logp(self, batch: Batch) -> Tensor | None:
         """Of training lists."""
@@ -118,7 +109,7 @@ class Scoring(SafeCheckpoints, Trainer):  # type: ignore[misc]
             policy = self.accelerator.unwrap_model(self.model)
             self._reference_key = fingerprint(policy if self.reference is None else self.reference)
         precision = "bf16" if self.args.bf16 else "fp16" if self.args.fp16 else "as it is"
-        form = "packed" if self.packs else "padded"
+        form = "packed" if self.scorer.packs else "padded"
         return Scores(sources.cache(self.args), self._reference_key, table.fingerprint, precision, form)
 
     def _score_table(self, table: PreferenceTable, on_progress: Callable[[], None]) -> Tensor:
@@ -127,8 +118,8 @@ class Scoring(SafeCheckpoints, Trainer):  # type: ignore[misc]
             self.reference = sources.load_model(self.reference)
         model: Any = self.model if self.reference is None else self.reference
         model.to(self.accelerator.device)
-        if self.packs and self.reference is not None:
-            accept_packed(model)
+        if self.reference is not None:
+            self.scorer.accept(model)
         was_training = model.training
         model.eval()
         rank, world = self.accelerator.process_index, self.accelerator.num_processes

@@ -6,7 +6,6 @@ them, the memory at hand may hold fewer: `adpo.exact` makes the gradient the sam
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,10 @@ from adpo.integrations import state
 from adpo.integrations.epochs import EpochShuffle, StartEpoch
 from adpo.integrations.guards import RefuseBadSteps
 from adpo.integrations.listwise import sources
-from adpo.integrations.listwise.collate import Batch, Collate, passes, shares, tokens
+from adpo.integrations.listwise.collate import Batch, Collate, shares, tokens
 from adpo.integrations.listwise.config import ListwiseConfig
 from adpo.integrations.listwise.watching import Watching
+from adpo.integrations.passes import Passes, Rows
 from adpo.lm.scoring import Sequences
 
 FAR = 2**32  # keeps the lists of different processes apart
@@ -80,7 +80,6 @@ class ListwiseTrainer(Watching):
         self.tau: float = args.tau
         self.anchor = self._made_anchor(args)
         self.step_guard = RefuseBadSteps(self, args.max_refused_steps)
-        self._spoilt = False  # a log-probability of the step at hand is not finite
         for callback in (self.step_guard, StartEpoch(self), _AfterStep(self)):
             self.add_callback(callback)
 
@@ -122,50 +121,41 @@ class ListwiseTrainer(Watching):
         share = here / float(here if num_items_in_batch is None else num_items_in_batch)
         best, worst = shares(batch["lists"], batch["rewards"])
         at_anchor = self.anchor is not None and self.anchor.coincides and not self.objective.target.reads_anchor
+        passes = Passes(self.scorer, self.accelerator, model, self.args.gradient_checkpointing)
+        rows = self._rows(model, tokens(batch))
         with self.compute_loss_context_manager():
             anchor_logp = None if at_anchor else self._anchor_logp(batch)
-            found = exact.backward(
-                self.objective,
-                self._guarded_score(model, tokens(batch)),
-                passes(batch["lists"], self.args.completions_per_pass),
-                batch["lists"] + FAR * self.accelerator.process_index,
-                anchor_logp,
-                tau=self.tau,
-                extra=-self.args.nll_weight * best / here if self.args.nll_weight else None,
-                at_anchor=at_anchor,
-                averaging=several,
-                no_sync=lambda: self.accelerator.no_sync(model) if several else contextlib.nullcontext(),
-                back_propagate=lambda loss: self.accelerator.backward(loss * share),
-                rewards=batch["rewards"],
+            found = passes.made(
+                lambda parts: exact.backward(
+                    self.objective,
+                    passes.score(rows),
+                    parts,
+                    batch["lists"] + FAR * self.accelerator.process_index,
+                    anchor_logp,
+                    tau=self.tau,
+                    extra=-self.args.nll_weight * best / here if self.args.nll_weight else None,
+                    weigh=passes.weigh(rows),
+                    at_anchor=at_anchor,
+                    averaging=several,
+                    no_sync=lambda: passes.no_sync(),
+                    back_propagate=passes.back_propagate(share),
+                    rewards=batch["rewards"],
+                ),
+                lambda: self._parts(batch, self.args.completions_per_pass),
+                rows,
             )
         loss = found.loss.to(torch.float32) * share
-        spoilt = (~torch.isfinite(loss)).float() + float(self._spoilt)
-        if float(self.accelerator.reduce(spoilt, reduction="sum") if several else spoilt):
-            self._spoil(model)
+        passes.refuse_if_spoilt(loss)
         # A policy at its anchor has log-ratio zero, whatever its log-probabilities are.
         self._observe(batch, found, found.logp if at_anchor else anchor_logp, best, worst)
         return loss
 
-    def _guarded_score(self, model: nn.Module, rows: Sequences) -> exact.ScoreRows:
-        """Log-probabilities that are not finite spoil the step, not the run."""
-
-        def score(chosen: Tensor) -> Tensor:
-            logp = self._logp(model, rows.pick(chosen))
-            odd = ~torch.isfinite(logp)
-            if odd.any():
-                self._spoilt = True
-                return torch.where(odd, 0.0 * logp.nan_to_num(0.0, 0.0, 0.0), logp)
-            return logp
-
-        return score
-
-    def _spoil(self, model: nn.Module) -> None:
-        """A gradient that `RefuseBadSteps`, or a gradient scaler, will refuse; in every process."""
-        self._spoilt = False
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.grad = torch.full_like(parameter, torch.nan)
-                return
+    def _rows(self, model: nn.Module, rows: Sequences) -> Rows:
+        return Rows(
+            lambda chosen: self._logp(model, rows.pick(chosen)),
+            (lambda chosen, c: self.scorer.weighted(model, rows.pick(chosen), c)) if self.scorer.packs else None,
+            lambda chosen: self.scorer.size(rows.pick(chosen)),
+        )
 
     # What a checkpoint keeps.
 

@@ -1,0 +1,53 @@
+"""The forms a trainer scores completions in, as its arguments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from adpo.integrations.coordinates import choose
+from adpo.lm.scorer import Forms, Scorer
+
+
+@dataclass
+class ScoringForms:
+    """To be mixed into a trainer's own arguments: how log-probabilities are computed, never what they are."""
+
+    scoring: str = field(
+        default="auto",
+        metadata={"help": "padded rows, packed (no padding, no logits kept), or auto: packed on an accelerator."},
+    )
+    share_prompts: bool = field(
+        default=True, metadata={"help": "Packed: completions of a prompt attend to one copy of it."}
+    )
+    compile_layers: bool | None = field(
+        default=None, metadata={"help": "Packed: compile the model's layers (by itself: on a GPU with triton)."}
+    )
+    tokens_per_pass: str | int = field(
+        default="auto",
+        metadata={"help": "Packed: tokens in one forward and backward pass; auto: what the free memory holds."},
+    )
+    gradient_checkpointing: bool | None = field(
+        default=None,
+        metadata={"help": "Make activations again in the backward pass; by itself: where memory is short."},
+    )
+
+    def check_forms(self) -> None:
+        choose("scoring", self.scoring, ("auto", "padded", "packed"))
+        asked = self.tokens_per_pass
+        if asked != "auto":
+            try:
+                self.tokens_per_pass = int(asked)
+            except ValueError:
+                self.tokens_per_pass = 0
+            if self.tokens_per_pass < 1:
+                raise ValueError(f"tokens_per_pass must be auto or a number of tokens; got {asked!r}")
+
+    def settle_checkpointing(self, scorer: Scorer) -> None:
+        """Padded rows on an accelerator keep what TRL has for them; packed ones wait until memory is short."""
+        if self.gradient_checkpointing is None and not scorer.packs and scorer.device.type != "cpu":
+            self.gradient_checkpointing = True
+
+    def forms(self) -> Forms:
+        asked = self.tokens_per_pass
+        budget = "auto" if asked == "auto" else int(asked)
+        return Forms(self.scoring, self.share_prompts, self.compile_layers, budget)  # type: ignore[arg-type]

@@ -1,0 +1,147 @@
+"""One optimizer step in as many passes as memory asks for, whichever trainer owns it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from adpo.exact import ScoreRows, WeighRows
+from adpo.lm.scorer import Scorer
+
+T = TypeVar("T")
+FEW = 4096
+"""Tokens a pass below which activations are rather made twice than kept."""
+log = logging.getLogger("adpo")
+
+
+class Rows(NamedTuple):
+    """What a trainer knows of its rows, by their indices."""
+
+    logp: ScoreRows
+    weigh: WeighRows | None
+    tokens: Callable[[Tensor], int]  # that go through the model
+
+
+class Passes:
+    """Forward and backward passes over the rows of one step.
+
+    Log-probabilities that are not finite spoil the step, not the run; a pass that memory does not hold is made
+    again as two.
+    """
+
+    def __init__(self, scorer: Scorer, accelerator: Any, model: nn.Module, checkpoint: bool | None) -> None:
+        self.scorer, self.accelerator, self.model = scorer, accelerator, model
+        self.may_checkpoint = checkpoint is None
+        self.several = accelerator.num_processes > 1
+        self.scaled = accelerator.mixed_precision == "fp16"
+        self.spoilt = False
+
+    def made(self, step: Callable[[list[Tensor]], T], parts: Callable[[], list[Tensor]], rows: Rows) -> T:
+        """What ``step`` makes of these parts; if memory runs out on the way, of smaller ones."""
+        self._settle()
+        chosen = parts()
+        before = self._gradients(max((rows.tokens(part) for part in chosen), default=0))
+        while True:
+            try:
+                return step(chosen)
+            except torch.OutOfMemoryError as error:
+                self._shrink(error, before is not None)
+            # Outside the handler: what the failed pass held is free by now.
+            assert before is not None
+            for parameter, gradient in zip(self.model.parameters(), before, strict=True):
+                parameter.grad = None if gradient is None else gradient.clone()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            chosen = parts()
+
+    def _settle(self) -> None:
+        budget = self.scorer.budget
+        if budget.settle() and budget.tokens < FEW and self._checkpoint():
+            budget.start_again()
+
+    def _gradients(self, largest: int) -> list[Tensor | None] | None:
+        """As they are, to go back to; nothing where that will not be needed, or is not possible."""
+        found = [parameter.grad for parameter in self.model.parameters()]
+        if self.several or (largest <= self.scorer.budget.largest and any(g is not None for g in found)):
+            return None
+        return [None if gradient is None else gradient.clone() for gradient in found]
+
+    def _shrink(self, error: torch.OutOfMemoryError, can_go_back: bool) -> None:
+        budget = self.scorer.budget
+        if not (can_go_back and self.scorer.packs):
+            hint = (
+                "tokens_per_pass" if self.scorer.packs else "per_device_train_batch_size or completions_per_pass"
+            )
+            raise ValueError(f"out of memory in a pass of {budget.running} tokens: lower {hint}") from error
+        if budget.running <= 1 or budget.tokens <= 1:
+            raise ValueError("out of memory with the smallest pass there is") from error
+        budget.halve()
+        if budget.tokens < FEW:
+            self._checkpoint()
+
+    def _checkpoint(self) -> bool:
+        """Make activations again in the backward pass from now on, if nobody forbade it."""
+        policy: Any = self.accelerator.unwrap_model(self.model)
+        if not self.may_checkpoint or policy.is_gradient_checkpointing:
+            return False
+        log.warning("memory is short: activations are made again in the backward pass (gradient_checkpointing)")
+        policy.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        return True
+
+    # What `adpo.exact.backward` is given.
+
+    def score(self, rows: Rows) -> ScoreRows:
+        def score(chosen: Tensor) -> Tensor:
+            self._begin(rows, chosen)
+            return self._finite(rows.logp(chosen))
+
+        return score
+
+    def weigh(self, rows: Rows) -> WeighRows | None:
+        """Not where gradients are scaled on their way: what is computed ahead of it would vanish in half."""
+        of_rows = rows.weigh
+        if of_rows is None or self.scaled:
+            return None
+
+        def weigh(chosen: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+            self._begin(rows, chosen)
+            total, logp = of_rows(chosen, weight)
+            return total, self._finite(logp)
+
+        return weigh
+
+    def back_propagate(self, share: float) -> Callable[[Tensor], None]:
+        def back_propagate(loss: Tensor) -> None:
+            self.accelerator.backward(loss * share)
+            self.scorer.budget.end()
+
+        return back_propagate
+
+    def no_sync(self) -> Any:
+        return self.accelerator.no_sync(self.model) if self.several else contextlib.nullcontext()
+
+    def _begin(self, rows: Rows, chosen: Tensor) -> None:
+        if torch.is_grad_enabled():
+            self.scorer.budget.begin(rows.tokens(chosen))
+
+    def _finite(self, logp: Tensor) -> Tensor:
+        odd = ~torch.isfinite(logp)
+        if not odd.any():
+            return logp
+        self.spoilt = True
+        return torch.where(odd, 0.0 * logp.nan_to_num(0.0, 0.0, 0.0), logp)
+
+    def refuse_if_spoilt(self, loss: Tensor) -> None:
+        """A gradient that `RefuseBadSteps`, or a gradient scaler, will refuse; in every process."""
+        spoilt = (~torch.isfinite(loss)).float() + float(self.spoilt)
+        if not float(self.accelerator.reduce(spoilt, reduction="sum") if self.several else spoilt):
+            return
+        for parameter in self.model.parameters():
+            if parameter.requires_grad:
+                parameter.grad = torch.full_like(parameter, torch.nan)
+                return

@@ -1,0 +1,55 @@
+"""Which rows go through the model together: as many tokens as fit, the rows of a group side by side."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from adpo.lm.packing import Lengths
+
+
+def token_passes(lengths: Lengths, groups: Tensor, budget: int, share: bool = True) -> list[Tensor]:
+    """Row indices of every pass, at most ``budget`` tokens each (or one row), the largest pass first.
+
+    Rows of a group stand side by side, where they share their prompt, and a group that fits is not split. Passes
+    are of about the same size, for their number is what the budget says, not the rest of the last one.
+
+    >>> prompt, completion = torch.tensor([2, 2, 2, 2]), torch.tensor([3, 5, 1, 1])
+    >>> lengths = Lengths(prompt, completion, torch.tensor([False] * 4))
+    >>> [part.tolist() for part in token_passes(lengths, torch.tensor([0, 1, 0, 1]), 8)]
+    [[1, 3], [0, 2]]
+    """
+    prompt, completion = lengths.prompt.tolist(), lengths.completion.tolist()
+    pieces: list[tuple[int, list[int]]] = []  # tokens, rows
+    members: dict[int, list[int]] = {}
+    for row, group in enumerate(groups.tolist()):
+        members.setdefault(group, []).append(row)
+    for rows in members.values():
+        tokens = 0
+        piece: list[int] = []
+        for row in rows:
+            more = completion[row] + (0 if piece and share else prompt[row])
+            if piece and tokens + more > budget:
+                pieces.append((tokens, piece))
+                tokens, piece, more = 0, [], completion[row] + prompt[row]
+            tokens += more
+            piece.append(row)
+        pieces.append((tokens, piece))
+    pieces.sort(key=lambda piece: -piece[0])
+    least = max(1, -(-sum(tokens for tokens, _ in pieces) // budget))
+    bins = next(
+        found for count in range(least, len(pieces) + 1) if (found := _even(pieces, count, budget)) is not None
+    )
+    return [torch.tensor(rows, device=groups.device) for _, rows in sorted(bins, key=lambda found: -found[0])]
+
+
+def _even(pieces: list[tuple[int, list[int]]], count: int, budget: int) -> list[tuple[int, list[int]]] | None:
+    """So many passes, each piece in the emptiest; None where one of them would overflow."""
+    bins: list[tuple[int, list[int]]] = [(0, []) for _ in range(count)]
+    for tokens, rows in pieces:
+        place = min(range(count), key=lambda number: bins[number][0])
+        held, there = bins[place]
+        if there and held + tokens > budget:
+            return None
+        bins[place] = held + tokens, there + rows
+    return bins

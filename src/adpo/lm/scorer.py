@@ -1,0 +1,161 @@
+"""Log-probabilities of completions in the fastest form that model and device allow.
+
+    scorer = Scorer(model)                          # looks at the model once, says what it chose
+    logp = scorer.logp(model, rows)                 # [rows], differentiable
+    total, logp = scorer.weighted(model, rows, c)   # sum c * logp, for coefficients known in advance
+    passes = scorer.passes(rows, groups)            # row indices, as many tokens at a time as fit
+
+The forms give the same numbers: padded rows with all their logits; or packed rows, without padding, with shared
+prompts, with logits a chunk at a time, through compiled layers.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from adpo.lm.budget import TokenBudget
+from adpo.lm.compiled import compile_layers, why_not_compiled
+from adpo.lm.head import TokenScores
+from adpo.lm.packed_scoring import (
+    accept_scoring,
+    packed_seq_logp,
+    packed_token_scores,
+    packed_weighted_logp,
+    why_not_packed,
+)
+from adpo.lm.packing import Lengths, repacked
+from adpo.lm.passes import token_passes
+from adpo.lm.scoring import Reduction, Sequences, seq_logp
+
+log = logging.getLogger("adpo")
+
+
+@dataclass(frozen=True)
+class Forms:
+    """What is asked for; "auto" and None are by device and model."""
+
+    scoring: str = "auto"  # padded, packed
+    share_prompts: bool = True
+    compile_layers: bool | None = None
+    tokens_per_pass: int | Literal["auto"] = "auto"
+
+
+class Scorer:
+    """One for a model: which forms are used is settled when it is made."""
+
+    def __init__(
+        self, model: Any, forms: Forms | None = None, reduction: Reduction = "sum", temperature: float = 1.0
+    ) -> None:
+        self.forms = forms or Forms()
+        self.reduction, self.temperature = reduction, temperature
+        self.device = next(model.parameters()).device
+        self.budget = TokenBudget(self.forms.tokens_per_pass, self.device)
+        self.why_padded = self._why_padded(model)
+        self.packs = self.why_padded is None
+        self.why_plain = self._why_plain(model)
+        if self.packs:
+            self.accept(model)
+        if self.why_plain is None:
+            compile_layers(model)
+        log.info("scoring: %s", self.chosen())
+
+    def _why_padded(self, model: Any) -> str | None:
+        if self.forms.scoring == "padded":
+            return "asked for"
+        if self.forms.scoring == "auto" and self.device.type == "cpu":
+            return "on a CPU packing does not pay"
+        reason = why_not_packed(model)
+        if reason is not None and self.forms.scoring == "packed":
+            raise ValueError(f"scoring packed does not work with this model: {reason}")
+        return reason
+
+    def _why_plain(self, model: Any) -> str | None:
+        """What keeps the layers from being compiled."""
+        if not self.packs:
+            return "rows are padded"
+        if self.forms.compile_layers is False:
+            return "asked for"
+        return None if self.forms.compile_layers else why_not_compiled(model)
+
+    def chosen(self) -> str:
+        """The forms in use, as one line."""
+        if not self.packs:
+            return f"padded ({self.why_padded})"
+        attention = "variable-length attention" if self.device.type == "cuda" else "attention stretch by stretch"
+        prompts = "prompts shared" if self.forms.share_prompts else "a prompt for each completion"
+        layers = "layers compiled" if self.why_plain is None else f"layers not compiled ({self.why_plain})"
+        asked = self.forms.tokens_per_pass
+        tokens = f"{self.budget.tokens} tokens a pass" + (" to begin with" if asked == "auto" else "")
+        return f"packed: {attention}, {prompts}, logits in chunks, {layers}, {tokens}"
+
+    def accept(self, model: Any) -> None:
+        """Prepare another model of the same kind, such as a reference, for the same forms."""
+        if self.packs:
+            accept_scoring(model)
+
+    def logp(
+        self, model: Any, rows: Sequences, reduction: Reduction | None = None, scored: Tensor | None = None
+    ) -> Tensor:
+        """``[rows]``, differentiable; ``scored`` marks the tokens that count, where not all do."""
+        how = reduction or self.reduction
+        if not self.packs:
+            return seq_logp(model, rows, how)
+        batch = repacked(rows, self.forms.share_prompts, scored)
+        found: Tensor = model(score=lambda inner: packed_seq_logp(inner, batch, how, self.temperature))
+        return found
+
+    def weighted(
+        self, model: Any, rows: Sequences, coefficients: Tensor, scored: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """``sum coefficients * logp``, to be differentiated, and the log-probabilities ``[rows]``."""
+        if not self.packs:
+            logp = seq_logp(model, rows, self.reduction)
+            return (coefficients * logp).sum(), logp.detach()
+        batch = repacked(rows, self.forms.share_prompts, scored)
+        total, logp = model(
+            score=lambda inner: packed_weighted_logp(inner, batch, coefficients, self.reduction, self.temperature)
+        )
+        return total, logp
+
+    def tokens(self, model: Any, rows: Sequences, *, entropy: bool = False) -> TokenScores:
+        """Of every token of every completion, ``[rows, length]``, zero elsewhere; of packed rows."""
+        batch = repacked(rows, self.forms.share_prompts)
+        found = model(score=lambda inner: packed_token_scores(inner, batch, self.temperature, entropy=entropy))
+        mask = rows.completion_mask.bool()
+        spread = [
+            None if part is None else part.new_zeros(mask.shape).masked_scatter(mask, part) for part in found
+        ]
+        return TokenScores(*spread)  # type: ignore[arg-type]
+
+    def passes(self, rows: Sequences, groups: Tensor) -> list[Tensor]:
+        """Row indices of every pass, within the budget of tokens; of packed rows."""
+        here = Sequences(*(part.cpu() for part in rows))
+        found = token_passes(Lengths.of(here), groups.cpu(), self.budget.tokens, self.forms.share_prompts)
+        return [part.to(groups.device) for part in found]
+
+    def size(self, rows: Sequences) -> int:
+        """Tokens that go through the model for these rows."""
+        if self.packs:
+            return Lengths.of(rows).tokens(self.forms.share_prompts)
+        return rows.input_ids.numel()
+
+
+def available_forms() -> dict[str, str]:
+    """Which fast paths a model would get on this machine, for `adpo env`."""
+    import importlib.util
+
+    cuda = torch.cuda.is_available()
+    triton = importlib.util.find_spec("triton") is not None
+    on_cpu = "no: on a CPU rows stay padded; --scoring packed forces it"
+    return {
+        "packed sequences": "yes" if cuda else on_cpu,
+        "attention": "torch variable-length (bf16, fp16)" if cuda else "stretch by stretch (no GPU)",
+        "logits": "in chunks, compiled" if cuda and triton else "in chunks",
+        "compiled layers": "yes" if cuda and triton else "no: no GPU" if not cuda else "no: triton is missing",
+        "tokens a pass": "from free memory" if cuda else f"{TokenBudget('auto', torch.device('cpu')).tokens}",
+    }
