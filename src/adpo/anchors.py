@@ -126,7 +126,7 @@ class Self(Anchor):
 
     def state_dict(self) -> dict[str, Any]:
         shadow = {name: value.clone() for name, value in self.shadow.items()}
-        return {"steps": self.steps, "shadow": shadow}
+        return {"steps": self.steps, "equal": self._equal, "shadow": shadow}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         theirs, ours = state.get("shadow", {}), self.shadow
@@ -137,8 +137,10 @@ class Self(Anchor):
         for name, value in theirs.items():
             ours[name].copy_(value)
         self.steps = int(state["steps"])
-        # Load the policy first: whether the two coincide is looked up, not believed.
-        self._equal = all(torch.equal(ours[name].to(value), value) for name, value in self._live())
+        # Load the policy first: that the two coincide is looked up, not believed. That they need not is kept: a
+        # run that goes on takes the steps it would have taken.
+        same = (torch.equal(ours[name].to(value), value) for name, value in self._live())
+        self._equal = bool(state.get("equal", True)) and all(same)
 
 
 class EMA(Self):

@@ -240,9 +240,10 @@ def test_confidence_by_tokens(tmp_path):
     assert answers.tau != trainer.tau
 
 
-def test_training_stops_at_the_kl_budget_and_keeps_the_model(tmp_path, caplog):
+def test_training_stops_at_the_kl_budget_and_keeps_the_model(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(online, "Fixed", ADPOTrainer)  # completions that the policy samples
     with caplog.at_level(logging.WARNING, "adpo"):
-        trainer = trained(tmp_path, 4, 4, steps=50, num_iterations=1, learning_rate=0.5, kl_budget=0.05)
+        trainer = trained(tmp_path, 4, 4, steps=50, num_iterations=1, learning_rate=0.05, kl_budget=0.05)
     distances = logged(trainer, "adpo/start_kl")
     assert 2 < len(distances) < 50
     assert distances[0] == 0
@@ -393,7 +394,8 @@ class Counting(online.Fixed):
         super().__init__(*arguments, **options)
 
     def _get_per_token_logps_and_entropies(self, model, input_ids, *rest, **options):
-        self.passes.append((self.state.global_step, len(input_ids), torch.is_grad_enabled()))
+        if not self._sampling:
+            self.passes.append((self.state.global_step, len(input_ids), torch.is_grad_enabled()))
         return super()._get_per_token_logps_and_entropies(model, input_ids, *rest, **options)
 
     def rows(self, step, grad):
@@ -415,12 +417,24 @@ def test_the_first_step_on_policy_is_one_pass_over_rows_with_a_gradient(tmp_path
     assert trainer.ref_model is None
 
 
-def test_a_second_inner_step_costs_one_pass_without_gradient(tmp_path, monkeypatch, rewards):
-    """And the anchor's log-probabilities one pass for the whole rollout, before its first step."""
+@pytest.mark.parametrize("size", [2, 4, 16])
+def test_a_second_inner_step_scores_groups_that_a_pass_does_not_hold(tmp_path, monkeypatch, rewards, size):
+    """The anchor's log-probabilities are those of the first step's passes, and of one over what they left out."""
     monkeypatch.setattr(online, "Fixed", Counting)
     rewards(two_of_four_groups_tied)
-    trainer = trained(tmp_path, 4, 4, steps=2, num_iterations=2)
-    assert trainer.rows(0, grad=False) == 16  # the anchor
+    trainer = trained(tmp_path, size, 16 // size, steps=2, num_iterations=2)
     assert trainer.rows(0, grad=True) == 8
-    assert trainer.rows(1, grad=False) == 16  # where the policy is now
+    assert trainer.rows(0, grad=False) == 8  # the anchor, of the rest
+    assert trainer.rows(1, grad=False) == (16 if size < GROUP else 0)
     assert trainer.rows(1, grad=True) <= 16
+
+
+def test_later_steps_on_a_rollout_know_the_policy_that_sampled_it(tmp_path, monkeypatch, rewards):
+    """Also for rows that the first step did not train on."""
+    monkeypatch.setattr(online, "Fixed", Counting)
+    rewards(lambda completions, **_: [graded(row) for row in range(len(completions))])
+    trainer = trained(tmp_path, 4, 2, steps=2, num_iterations=1, steps_per_generation=4)
+    assert trainer.rows(0, grad=True) == 8
+    assert trainer.rows(0, grad=False) == 8  # the other two groups, before the policy moves
+    assert trainer.rows(1, grad=False) == 0
+    assert trainer.rows(1, grad=True) == 8

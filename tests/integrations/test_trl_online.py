@@ -41,7 +41,8 @@ def completion(step, row):
 
 
 def trained(folder, size, accumulation, steps=3, processes=1, resume=None, peft_config=None, **options):
-    groups = size * accumulation * processes // GROUP
+    per_rollout = options.get("steps_per_generation", accumulation)
+    groups = size * max(accumulation, per_rollout) * processes // GROUP
     arguments = {
         "output_dir": str(folder),
         "per_device_train_batch_size": size,

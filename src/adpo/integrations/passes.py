@@ -19,7 +19,7 @@ FEW = 4096
 log = logging.getLogger("adpo")
 
 
-class Rows(NamedTuple):
+class ByIndex(NamedTuple):
     """What a trainer knows of its rows, by their indices."""
 
     logp: ScoreRows
@@ -41,7 +41,7 @@ class Passes:
         self.scaled = accelerator.mixed_precision == "fp16"
         self.spoilt = False
 
-    def made(self, step: Callable[[list[Tensor]], T], parts: Callable[[], list[Tensor]], rows: Rows) -> T:
+    def made(self, step: Callable[[list[Tensor]], T], parts: Callable[[], list[Tensor]], rows: ByIndex) -> T:
         """What ``step`` makes of these parts; if memory runs out on the way, of smaller ones."""
         self._settle()
         chosen = parts()
@@ -95,14 +95,14 @@ class Passes:
 
     # What `adpo.exact.backward` is given.
 
-    def score(self, rows: Rows) -> ScoreRows:
+    def score(self, rows: ByIndex) -> ScoreRows:
         def score(chosen: Tensor) -> Tensor:
             self._begin(rows, chosen)
-            return self._finite(rows.logp(chosen))
+            return self.finite(rows.logp(chosen))
 
         return score
 
-    def weigh(self, rows: Rows) -> WeighRows | None:
+    def weigh(self, rows: ByIndex) -> WeighRows | None:
         """Not where gradients are scaled on their way: what is computed ahead of it would vanish in half."""
         of_rows = rows.weigh
         if of_rows is None or self.scaled:
@@ -111,7 +111,7 @@ class Passes:
         def weigh(chosen: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
             self._begin(rows, chosen)
             total, logp = of_rows(chosen, weight)
-            return total, self._finite(logp)
+            return total, self.finite(logp)
 
         return weigh
 
@@ -125,11 +125,11 @@ class Passes:
     def no_sync(self) -> Any:
         return self.accelerator.no_sync(self.model) if self.several else contextlib.nullcontext()
 
-    def _begin(self, rows: Rows, chosen: Tensor) -> None:
+    def _begin(self, rows: ByIndex, chosen: Tensor) -> None:
         if torch.is_grad_enabled():
             self.scorer.budget.begin(rows.tokens(chosen))
 
-    def _finite(self, logp: Tensor) -> Tensor:
+    def finite(self, logp: Tensor) -> Tensor:
         odd = ~torch.isfinite(logp)
         if not odd.any():
             return logp

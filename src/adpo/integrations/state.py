@@ -16,12 +16,13 @@ STATE = "adpo.json"
 
 def save(folder: Path, numbers: Mapping[str, Any], anchors: Mapping[str, Self]) -> None:
     """Beside the model's own files."""
-    steps = {}
+    steps, equal = {}, {}
     for name, anchor in anchors.items():
         state = anchor.state_dict()
-        steps[name] = state["steps"]
+        steps[name], equal[name] = state["steps"], state["equal"]
         save_file({key: value.contiguous() for key, value in state["shadow"].items()}, _path(folder, name))
-    (folder / STATE).write_text(json.dumps({**numbers, "anchor_steps": steps}, indent=1) + "\n")
+    everything = {**numbers, "anchor_steps": steps, "anchor_equal": equal}
+    (folder / STATE).write_text(json.dumps(everything, indent=1) + "\n")
 
 
 def load(folder: Path, anchors: Mapping[str, Self]) -> dict[str, Any]:
@@ -29,7 +30,7 @@ def load(folder: Path, anchors: Mapping[str, Self]) -> dict[str, Any]:
     path = folder / STATE
     try:
         numbers: dict[str, Any] = json.loads(path.read_text())
-        steps = numbers.pop("anchor_steps")
+        steps, equal = numbers.pop("anchor_steps"), numbers.pop("anchor_equal")
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(
             f"{folder} cannot be resumed: {STATE} is missing or damaged ({type(error).__name__})"
@@ -37,7 +38,8 @@ def load(folder: Path, anchors: Mapping[str, Self]) -> dict[str, Any]:
     for name, anchor in anchors.items():
         if name not in steps or not _path(folder, name).exists():
             raise ValueError(f"{folder} holds no state of the {name}: was it trained with other options?")
-        anchor.load_state_dict({"steps": steps[name], "shadow": load_file(_path(folder, name))})
+        shadow = load_file(_path(folder, name))
+        anchor.load_state_dict({"steps": steps[name], "equal": equal[name], "shadow": shadow})
     return numbers
 
 

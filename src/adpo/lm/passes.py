@@ -43,6 +43,28 @@ def token_passes(lengths: Lengths, groups: Tensor, budget: int, share: bool = Tr
     return [torch.tensor(rows, device=groups.device) for _, rows in sorted(bins, key=lambda found: -found[0])]
 
 
+def whole_groups(groups: Tensor, most: int | None) -> list[Tensor]:
+    """Rows that go through the model together, at most so many: whole groups where they fit.
+
+    Groups are counted from zero, and their rows stand side by side.
+
+    >>> [part.tolist() for part in whole_groups(torch.tensor([0, 0, 1, 1, 2, 2, 2]), 4)]
+    [[0, 1, 2, 3], [4, 5, 6]]
+    >>> [part.tolist() for part in whole_groups(torch.tensor([0, 0, 0]), 2)]
+    [[0, 1], [2]]
+    """
+    rows = torch.arange(len(groups), device=groups.device)
+    if most is None or len(rows) <= most:
+        return [rows]
+    parts: list[Tensor] = []
+    for members in torch.split(rows, torch.bincount(groups).tolist()):
+        if parts and len(parts[-1]) + len(members) <= most:
+            parts[-1] = torch.cat([parts[-1], members])
+        else:
+            parts.extend(torch.split(members, most))
+    return parts
+
+
 def _even(pieces: list[tuple[int, list[int]]], count: int, budget: int) -> list[tuple[int, list[int]]] | None:
     """So many passes, each piece in the emptiest; None where one of them would overflow."""
     bins: list[tuple[int, list[int]]] = [(0, []) for _ in range(count)]

@@ -38,26 +38,6 @@ def tokens(batch: Batch) -> Sequences:
     return Sequences(batch["input_ids"], batch["attention_mask"], batch["completion_mask"])
 
 
-def passes(lists: Tensor, most: int | None) -> list[Tensor]:
-    """Rows that go through the model together, at most so many: whole lists where they fit.
-
-    >>> [part.tolist() for part in passes(torch.tensor([0, 0, 1, 1, 2, 2, 2]), 4)]
-    [[0, 1, 2, 3], [4, 5, 6]]
-    >>> [part.tolist() for part in passes(torch.tensor([0, 0, 0]), 2)]
-    [[0, 1], [2]]
-    """
-    rows = torch.arange(len(lists), device=lists.device)
-    if most is None or len(rows) <= most:
-        return [rows]
-    parts: list[Tensor] = []
-    for members in torch.split(rows, torch.bincount(lists).tolist()):
-        if parts and len(parts[-1]) + len(members) <= most:
-            parts[-1] = torch.cat([parts[-1], members])
-        else:
-            parts.extend(torch.split(members, most))
-    return parts
-
-
 def shares(lists: Tensor, rewards: Tensor) -> tuple[Tensor, Tensor]:
     """Weights, summing to one over a list, of its best and of its worst rows; zero where all are tied."""
     count = int(lists.max()) + 1

@@ -14,8 +14,9 @@ from transformers import Trainer
 from adpo.anchors import Self
 from adpo.integrations.checkpoints import SafeCheckpoints
 from adpo.integrations.listwise import sources
-from adpo.integrations.listwise.collate import Batch, passes, tokens
+from adpo.integrations.listwise.collate import Batch, tokens
 from adpo.integrations.listwise.reference import Scores, fingerprint
+from adpo.lm.passes import whole_groups
 from adpo.lm.preference_table import PreferenceTable
 from adpo.lm.scorer import Scorer
 from adpo.lm.scoring import Sequences
@@ -58,7 +59,7 @@ class Scoring(SafeCheckpoints, Trainer):  # type: ignore[misc]
         """Rows that go through the model together: so many tokens, or at most so many completions."""
         if self.scorer.packs and self.args.completions_per_pass is None:
             return self.scorer.passes(tokens(batch), batch["lists"])
-        return passes(batch["lists"], most)
+        return whole_groups(batch["lists"], most)
 
     def _anchor_logp(self, batch: Batch) -> Tensor | None:
         """Of training lists."""

@@ -22,7 +22,7 @@ from adpo.integrations.listwise import sources
 from adpo.integrations.listwise.collate import Batch, Collate, shares, tokens
 from adpo.integrations.listwise.config import ListwiseConfig
 from adpo.integrations.listwise.watching import Watching
-from adpo.integrations.passes import Passes, Rows
+from adpo.integrations.passes import ByIndex, Passes
 from adpo.lm.scoring import Sequences
 
 FAR = 2**32  # keeps the lists of different processes apart
@@ -150,8 +150,8 @@ class ListwiseTrainer(Watching):
         self._observe(batch, found, found.logp if at_anchor else anchor_logp, best, worst)
         return loss
 
-    def _rows(self, model: nn.Module, rows: Sequences) -> Rows:
-        return Rows(
+    def _rows(self, model: nn.Module, rows: Sequences) -> ByIndex:
+        return ByIndex(
             lambda chosen: self._logp(model, rows.pick(chosen)),
             (lambda chosen, c: self.scorer.weighted(model, rows.pick(chosen), c)) if self.scorer.packs else None,
             lambda chosen: self.scorer.size(rows.pick(chosen)),

@@ -13,6 +13,7 @@ from typing import ClassVar
 from trl import GRPOConfig
 
 from adpo.integrations.coordinates import Coordinates, choose
+from adpo.integrations.forms import ScoringForms
 
 MEANINGLESS = (
     *("beta", "delta", "epsilon", "epsilon_high", "importance_sampling_level", "loss_type", "scale_rewards"),
@@ -28,7 +29,7 @@ MEANINGLESS = (
 
 
 @dataclass
-class ADPOConfig(Coordinates, GRPOConfig):  # type: ignore[misc]
+class ADPOConfig(Coordinates, ScoringForms, GRPOConfig):  # type: ignore[misc]
     """Arguments of `ADPOTrainer`; fields that are not listed here mean what they mean in TRL."""
 
     ANCHORS: ClassVar[Sequence[str]] = ("on_policy", "fixed", "ema", "refresh")
@@ -57,6 +58,7 @@ class ADPOConfig(Coordinates, GRPOConfig):  # type: ignore[misc]
         self._refuse_what_means_nothing()
         super().__post_init__()
         self.check_coordinates()
+        self.check_forms()
         choose("tau_confidence", self.tau_confidence, ("answers", "tokens"))
         choose("truncated", self.truncated, ("zero", "mask", "keep"))
         if self.tau_schedule == "auto" and self.anchor != "on_policy":

@@ -1,33 +1,34 @@
 """`ADPOTrainer`: TRL's `GRPOTrainer` with the objective of the core, exact under any split of a group.
 
-TRL samples the completions, scores them with the reward functions, shuffles the rows and cuts them into
-micro-batches; a group may be spread over all of them, and over ranks. Before the first micro-batch of an optimizer
-step this trainer looks at the step's rows together, computes ``c = dloss/dlogp`` of every row, and lets each
-micro-batch back-propagate ``sum c * logp``. Rows whose c is zero are left out.
+TRL samples the completions, scores them with the reward functions and cuts them into micro-batches; a group may
+be spread over all of them, and over ranks. This trainer takes the rows of an optimizer step together and hands
+them to `adpo.exact`: the gradient is that of the whole-group loss, in passes that memory holds, and rows without
+gradient go through no pass.
 """
 
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import TrainerCallback
-from trl.trainer.utils import shuffle_sequence_dict, split_tensor_dict
+from trl.trainer.utils import split_tensor_dict
 
 from adpo import exact
 from adpo.anchors import EMA, Refresh, Self
 from adpo.integrations import state
 from adpo.integrations.auto_tau import CALIBRATION_ROLLOUTS, AutoTau
 from adpo.integrations.guards import GuardedRewards, RefuseBadSteps
+from adpo.integrations.passes import ByIndex, Passes
 from adpo.integrations.trl.config import ADPOConfig
 from adpo.integrations.trl.rollouts import Rollouts
 from adpo.integrations.trl.rows import Rows, kept, trimmed
 from adpo.lm.completions import answer_of
+from adpo.lm.passes import whole_groups
 
 log = logging.getLogger("adpo")
 
@@ -71,7 +72,8 @@ class ADPOTrainer(Rollouts):
         self.step_guard = RefuseBadSteps(self, args.max_refused_steps)
         self.add_callback(self.step_guard)
         self.add_callback(_AfterStep(self))
-        self._planned: list[Rows] = []  # micro-batches of the optimizer step at hand
+        self._window = range(0)  # micro-batches of the rollout that the optimizer step at hand is made of
+        self._micro_batches_left = 0
         self._calibrating: tuple[Rows, Tensor] | None = None  # rows of a step, and their logp before it
         self._tallies: dict[str, Tensor] = {}  # sum and count of what micro-batches report
 
@@ -99,86 +101,130 @@ class ADPOTrainer(Rollouts):
         return result
 
     def _prepare_inputs(self, generation_batch: Any) -> Rows:
-        """As TRL: sample when due, cut into micro-batches; and plan each optimizer step before its first one."""
+        """As TRL: sample when due, and cut into micro-batches. The last one of a step is given the whole step."""
         if not self.model.training:
             return self._generate_and_score_completions(generation_batch)
         per_rollout = self.args.steps_per_generation
         if self._step % (per_rollout * self.num_iterations) == 0 or self._buffered_inputs is None:
             batch = kept(self._generate_and_score_completions(generation_batch))
-            if per_rollout <= self.current_gradient_accumulation_steps:
-                batch = shuffle_sequence_dict(batch)  # a step sees the whole rollout: rows may go anywhere
             self._buffered_inputs = split_tensor_dict(batch, per_rollout)
-        if not self._planned:
+        if not self._micro_batches_left:
             start = self._step % per_rollout
-            window = self._buffered_inputs[start : start + self.current_gradient_accumulation_steps]
-            self._planned = self._plan(window, len(window) / self.current_gradient_accumulation_steps)
-        return self._planned.pop(0)
+            self._window = range(start, min(start + self.current_gradient_accumulation_steps, per_rollout))
+            self._micro_batches_left = len(self._window)
+        self._micro_batches_left -= 1
+        if self._micro_batches_left:
+            return {}
+        parts = [self._buffered_inputs[number] for number in self._window]
+        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+    def _compute_loss(self, model: nn.Module, inputs: Rows) -> Tensor:
+        """For the log; the gradient of the whole-group loss has been accumulated by then."""
+        loss = torch.zeros((), device=self.accelerator.device)
+        if "member" in inputs and self.model.training:  # else evaluation, or not the last micro-batch of a step
+            loss += self._trained(model, inputs)
+        return loss.requires_grad_()
 
     # The optimizer step as one batch.
 
-    def _plan(self, window: Sequence[Rows], share: float) -> list[Rows]:
-        """The window's micro-batches with their coefficients, dead rows left out; ``share`` of a whole step."""
-        rows = {name: torch.cat([part[name] for part in window]) for name in window[0]}
-        member = rows["member"]
-        present = self.accelerator.gather(torch.where(member, rows["groups"], -1))
+    def _trained(self, model: nn.Module, rows: Rows) -> float:
+        """Forward and backward passes of a step's rows; the loss."""
+        share = len(self._window) / self.current_gradient_accumulation_steps
+        member, gather = rows["member"], self.accelerator.gather
+        present = gather(torch.where(member, rows["groups"], -1))
         groups = len(torch.unique(present[present >= 0]))
-        c = torch.zeros(len(member), dtype=torch.float64, device=member.device)
-        loss = 0.0
-        if groups:
-            logp, anchor_logp = self._both_logp(rows)
-            odd = member & ~(torch.isfinite(logp) & torch.isfinite(anchor_logp))
-            spoilt = int(self.accelerator.reduce(odd.sum(), reduction="sum")) > 0
-            if spoilt:  # the whole step is to be refused, on every rank
-                logp, anchor_logp = torch.zeros_like(logp), torch.zeros_like(anchor_logp)
-            found = exact.coefficients(
+        if not groups:
+            self._note(rows_left_out=1.0, rows_scored=0.0, loss_of_groups=0.0)
+            return 0.0
+        passes = Passes(self.scorer, self.accelerator, model, self.args.gradient_checkpointing)
+        places = member.nonzero().squeeze(1)
+        of_members = {name: values[places] for name, values in rows.items()}
+        at_anchor, anchor_logp = self._anchor_logp(of_members)
+        if anchor_logp is not None:
+            anchor_logp = passes.finite(anchor_logp)
+        best = of_members["best"]
+        by_index = self._by_index(model, rows, places)
+        found = passes.made(
+            lambda parts: exact.backward(
                 self.objective,
-                logp[member],
-                rows["groups"][member],
-                anchor_logp[member],
+                passes.score(by_index),
+                parts,
+                of_members["groups"],
+                anchor_logp,
                 tau=self.tau,
-                rewards=rows["rewards"][member],
-            )
-            c[member] = torch.full_like(found.coefficients, torch.nan) if spoilt else found.coefficients
-            c -= self.args.nll_weight * rows["best"] / groups
-            c *= share
-            loss = float(found.loss) * share
-            if not math.isfinite(loss):
-                c.fill_(torch.nan)  # whatever the gradient would have been: the step is to be refused
-            self._note(**{name: float(value) for name, value in found.diagnostics._asdict().items()})
-        live = c.nonzero().squeeze(1)
-        left_out = self.accelerator.reduce(1 - len(live) / len(c) + torch.zeros_like(c[:1]), reduction="mean")
-        self._note(rows_left_out=float(left_out), loss_of_groups=loss / share)
-        rows["c"] = c
-        planned = []
-        for part in torch.tensor_split(live, len(window)):
-            # Several processes average their gradients in every backward pass: none may sit out. Who has nothing
-            # to do goes through the first row, with nothing to its name.
-            idle = not len(part) and self.accelerator.num_processes > 1
-            chosen = live.new_zeros(1) if idle else part
-            micro = trimmed({name: values[chosen] for name, values in rows.items()})
-            if idle:
-                micro["c"] = torch.zeros_like(micro["c"])
-            micro["loss"] = torch.full((), loss / len(window), device=c.device)
-            planned.append(micro)
-        return planned
+                extra=-self.args.nll_weight * best / groups if self.args.nll_weight else None,
+                weigh=passes.weigh(by_index),
+                at_anchor=at_anchor,
+                averaging=passes.several,
+                no_sync=lambda: passes.no_sync(),
+                back_propagate=passes.back_propagate(share),
+                rewards=of_members["rewards"],
+            ),
+            lambda: self._parts(of_members),
+            by_index,
+        )
+        passes.refuse_if_spoilt(found.loss.float())
+        self._tell(rows, places, found)
+        self._remember(rows, places, found, at_anchor)
+        first = self.state.global_step - self._sampled_at == 1  # step after the one at the anchor
+        if first and self.anchor is None and anchor_logp is not None:
+            moved = torch.full(member.shape, torch.nan, dtype=torch.float64, device=member.device)
+            moved[places] = found.logp - anchor_logp
+            self._measure_tau(rows, moved)
+        loss: float = found.loss.item() * share
+        return loss
 
-    def _both_logp(self, rows: Rows) -> tuple[Tensor, Tensor]:
-        """Log-probabilities under policy and anchor, ``[rows]``; both zero where it is enough that they agree."""
-        steps_since = self.state.global_step - self._sampled_at
-        if steps_since == 0 if self.anchor is None else self.anchor.coincides:
+    def _by_index(self, model: nn.Module, rows: Rows, places: Tensor) -> ByIndex:
+        """A process without a member has to go through the model too, once: with its first row."""
+
+        def take(chosen: Tensor) -> Rows:
+            where = places[chosen] if len(chosen) else places.new_zeros(1)
+            return trimmed({name: values[where] for name, values in rows.items()})
+
+        return ByIndex(
+            lambda chosen: self._logp(model, take(chosen)),
+            (lambda chosen, c: self._weighted_logp(model, take(chosen), c)) if self.scorer.packs else None,
+            lambda chosen: self._size(take(chosen)),
+        )
+
+    def _parts(self, rows: Rows) -> list[Tensor]:
+        """Rows of a pass: so many tokens, or as many completions as a micro-batch has."""
+        if self.scorer.packs:
+            return self._passes(rows)
+        order = torch.sort(rows["groups"], stable=True)
+        numbers = torch.unique_consecutive(order.values, return_inverse=True)[1]
+        return [order.indices[part] for part in whole_groups(numbers, self.args.per_device_train_batch_size)]
+
+    def _anchor_logp(self, rows: Rows) -> tuple[bool, Tensor | None]:
+        """Whether the policy is at its anchor, and log-probabilities under it, where they are needed."""
+        if self.state.global_step == self._sampled_at if self.anchor is None else self.anchor.coincides:
             self._calibrate_before(rows)
-            if self.objective.target.reads_anchor:
-                logp = self._scored(self.model, rows)
-                return logp, logp
-            zero = torch.zeros(len(rows["member"]), device=rows["member"].device)
-            return zero, zero
-        logp = self._scored(self.model, rows)
+            return True, self._scored(self.model, rows) if self.objective.target.reads_anchor else None
         if self.anchor is not None:
-            return logp, self.anchor.logp(lambda _: self._scored(self.model, rows))
-        anchor_logp = self._summed(rows["old_per_token_logps"], rows)
-        if steps_since == 1:
-            self._measure_tau(rows, logp - anchor_logp)
-        return logp, anchor_logp
+            return False, self.anchor.logp(lambda _: self._scored(self.model, rows))
+        return False, rows["anchor_logp"]
+
+    def _remember(self, rows: Rows, places: Tensor, found: exact.GroupGradient, at_anchor: bool) -> None:
+        """The on-policy anchor is the policy of this step: what later steps need and no pass saw is scored now."""
+        buffered = self._buffered_inputs or []
+        once = self.num_iterations == 1 and self.args.steps_per_generation <= self.args.gradient_accumulation_steps
+        if not at_anchor or self.anchor is not None or once:
+            return
+        logp = torch.full(rows["member"].shape, torch.nan, dtype=torch.float64, device=places.device)
+        logp[places] = found.logp
+        seen = iter(torch.split(logp, [len(buffered[number]["member"]) for number in self._window]))
+        for number, part in enumerate(buffered):
+            known = next(seen) if number in self._window else torch.full_like(part["best"], torch.nan)
+            if "anchor_logp" not in part:
+                part["anchor_logp"] = self._completed(known, part)
+
+    def _completed(self, known: Tensor, part: Rows) -> Tensor:
+        """With the log-probabilities of members that are missing; zero for the others, which nothing looks at."""
+        missing = (known.isnan() & part["member"]).nonzero().squeeze(1)
+        known = known.nan_to_num(0.0)
+        if len(missing):
+            known[missing] = self._scored(self.model, {name: values[missing] for name, values in part.items()})
+        return known
 
     # The automatic temperature.
 
@@ -202,25 +248,22 @@ class ADPOTrainer(Rollouts):
                 self.schedule.measure(everyone[0][member], everyone[1][member])
                 self._note(u_spread=self.schedule.spread)
 
-    # The loss.
-
-    def _compute_loss(self, model: nn.Module, inputs: Rows) -> Tensor:
-        """The gradient of the whole-group loss, and for the log its value."""
-        if "c" not in inputs:  # evaluation: rewards are what counts
-            return torch.zeros((), device=self.accelerator.device)
-        if not len(inputs["c"]):
-            return inputs["loss"].clone().requires_grad_()
-        logp = self._logp(model, inputs)
-        for name in ("best", "worst"):
-            weight = inputs[name] * (inputs["c"] != 0)
-            self._tally(name, (weight * logp.detach()).sum(), weight.sum())
-        weighted: Tensor = (inputs["c"] * logp).sum() * self.accelerator.num_processes
-        return weighted - weighted.detach() + inputs["loss"]
-
     # What is told, and what a checkpoint keeps.
 
-    def _tally(self, name: str, total: Tensor, count: Tensor) -> None:
-        self._tallies[name] = self._tallies.get(name, 0) + torch.stack([total, count])
+    def _tell(self, rows: Rows, places: Tensor, found: exact.GroupGradient) -> None:
+        everyone = len(rows["member"])
+        shares = torch.tensor([1 - found.rows_trained / everyone, found.rows_scored / everyone])
+        left_out, scored = self.accelerator.reduce(shares.to(places.device), reduction="mean").tolist()
+        self._note(
+            rows_left_out=left_out,
+            rows_scored=scored,
+            loss_of_groups=float(found.loss),
+            **{name: float(value) for name, value in found.diagnostics._asdict().items()},
+        )
+        for name in ("best", "worst"):
+            weight = rows[name][places] * ~found.logp.isnan()
+            total = torch.stack([(weight * found.logp.nan_to_num(0.0)).sum(), weight.sum()])
+            self._tallies[name] = self._tallies.get(name, 0) + total
 
     def _note_tallies(self) -> None:
         """Log-probabilities of the best and the worst members, which the micro-batches have seen."""

@@ -52,7 +52,11 @@ class Rollouts(Scoring):
         return per_function
 
     def _generate_and_score_completions(self, inputs: Any) -> Rows:
-        batch: Rows = super()._generate_and_score_completions(inputs)
+        self._sampling = True  # the anchor's log-probabilities are the trainer's own
+        try:
+            batch: Rows = super()._generate_and_score_completions(inputs)
+        finally:
+            self._sampling = False
         if not self.model.training:
             return batch
         if "pixel_values" in batch:

@@ -20,7 +20,7 @@ KEPT = (
     "best",
     "worst",
 )
-KEPT_IF_PRESENT = ("old_per_token_logps", "tool_mask")
+KEPT_IF_PRESENT = ("tool_mask",)
 _PROMPT = ("prompt_ids", "prompt_mask")
 _COMPLETION = ("completion_ids", "completion_mask", *KEPT_IF_PRESENT)
 

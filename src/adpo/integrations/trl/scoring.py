@@ -1,4 +1,4 @@
-"""Log-probabilities of whole completions under a model, through TRL's kernels."""
+"""Log-probabilities of whole completions under a model: packed, or through TRL's own kernels."""
 
 from __future__ import annotations
 
@@ -9,27 +9,108 @@ from torch import Tensor, nn
 
 from adpo.integrations.trl.resume import ExactResume
 from adpo.integrations.trl.rows import Rows, split
+from adpo.lm.scorer import Scorer
+from adpo.lm.scoring import Sequences
 
 
 class Scoring(ExactResume):
-    """A `GRPOTrainer` that scores rows."""
+    """A `GRPOTrainer` that scores rows, in the form its arguments ask for."""
+
+    _sampling = False  # TRL is at work on a rollout, and what it would score for its own loss is not needed
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        policy = self.accelerator.unwrap_model(self.model)
+        reduction: Any = getattr(self.args, "logp_reduction", "sum")
+        self.scorer = Scorer(policy, self.args.forms(), reduction, self.temperature)
+        self.args.settle_checkpointing(self.scorer)
+        if self.ref_model is not None:
+            self.scorer.accept(self.accelerator.unwrap_model(self.ref_model))
 
     @torch.no_grad()
     def _scored(self, model: nn.Module, rows: Rows) -> Tensor:
-        size = self.args.per_device_train_batch_size
-        return torch.cat([self._logp(model, part) for part in split(rows, size)])
+        """In passes of the size that training uses."""
+        if not self.scorer.packs:
+            size = self.args.per_device_train_batch_size
+            return torch.cat([self._logp(model, part) for part in split(rows, size)])
+        count = len(rows["completion_ids"])
+        found = torch.empty(count, dtype=torch.float64, device=rows["completion_ids"].device)
+        for part in self._passes(rows):
+            found[part] = self._logp(model, {name: values[part] for name, values in rows.items()})
+        return found
+
+    def _passes(self, rows: Rows) -> list[Tensor]:
+        """Row indices, as many tokens at a time as fit."""
+        ids = rows["completion_ids"]
+        groups = rows.get("groups", torch.arange(len(ids), device=ids.device) // self.num_generations)
+        return self.scorer.passes(_sequences(rows), groups)
 
     def _logp(self, model: nn.Module, rows: Rows) -> Tensor:
         """Log-probability of each completion, differentiable."""
+        if self.scorer.packs:
+            with self.accelerator.autocast():
+                return self.scorer.logp(model, _sequences(rows), scored=_scored_tokens(rows))
         return self._summed(self._per_token(model, rows)[0], rows)
 
-    def _per_token(self, model: nn.Module, rows: Rows, **options: Any) -> tuple[Tensor, Tensor]:
+    def _size(self, rows: Rows) -> int:
+        """Tokens that go through the model for these rows."""
+        return self.scorer.size(_sequences(rows))
+
+    def _weighted_logp(self, model: nn.Module, rows: Rows, coefficients: Tensor) -> tuple[Tensor, Tensor]:
+        """``sum coefficients * logp`` to be differentiated, and the log-probabilities; of packed rows."""
+        with self.accelerator.autocast():
+            return self.scorer.weighted(model, _sequences(rows), coefficients, _scored_tokens(rows))
+
+    def _per_token(self, model: nn.Module, rows: Rows, **options: Any) -> tuple[Tensor, Any]:
         ids = torch.cat([rows["prompt_ids"], rows["completion_ids"]], 1)
         mask = torch.cat([rows["prompt_mask"], rows["completion_mask"]], 1)
         found = self._get_per_token_logps_and_entropies(
             model, ids, mask, rows["completion_ids"].size(1), **options
         )
         return found[0], found[1]
+
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: nn.Module,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        logits_to_keep: int,
+        batch_size: int | None = None,
+        compute_entropy: bool = False,
+        compute_aux_loss: bool = False,
+        **images: Any,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """As TRL, which calls it wherever it needs log-probabilities; packed, where that is the form."""
+        if self._sampling:
+            return input_ids.new_zeros((len(input_ids), logits_to_keep), dtype=torch.float32), None, None
+        if not self.scorer.packs or compute_aux_loss or any(value is not None for value in images.values()):
+            found: tuple[Tensor, Tensor | None, Tensor | None] = super()._get_per_token_logps_and_entropies(
+                model,
+                input_ids,
+                attention_mask,
+                logits_to_keep,
+                batch_size=batch_size,
+                compute_entropy=compute_entropy,
+                compute_aux_loss=compute_aux_loss,
+                **images,
+            )
+            return found
+        of_completion = attention_mask.clone()
+        of_completion[:, :-logits_to_keep] = 0
+        rows = Sequences(input_ids, attention_mask, of_completion)
+        alone = torch.arange(len(input_ids), device=input_ids.device)
+        parts = [alone]
+        if not torch.is_grad_enabled():
+            parts = self.scorer.passes(rows, alone // self.num_generations)
+        logp = input_ids.new_zeros((len(input_ids), logits_to_keep), dtype=torch.float32)
+        entropy = torch.zeros_like(logp) if compute_entropy else None
+        for part in parts:
+            with self.accelerator.autocast():
+                scores = self.scorer.tokens(model, rows.take(part), entropy=compute_entropy)
+            logp = logp.index_copy(0, part, scores.logp[:, -logits_to_keep:])
+            if entropy is not None and scores.entropy is not None:
+                entropy = entropy.index_copy(0, part, scores.entropy[:, -logits_to_keep:])
+        return logp, entropy, None
 
     def _summed(self, per_token: Tensor, rows: Rows) -> Tensor:
         mask = rows["completion_mask"]
@@ -41,3 +122,19 @@ class Scoring(ExactResume):
     def _note(self, **values: float) -> None:
         for name, value in values.items():
             self._metrics["train"][f"adpo/{name}"].append(value)
+
+
+def _sequences(rows: Rows) -> Sequences:
+    prompt, completion = rows["prompt_mask"], rows["completion_mask"]
+    return Sequences(
+        torch.cat([rows["prompt_ids"], rows["completion_ids"]], 1),
+        torch.cat([prompt, completion], 1).long(),
+        torch.cat([torch.zeros_like(prompt), completion], 1).long(),
+    )
+
+
+def _scored_tokens(rows: Rows) -> Tensor | None:
+    """Tokens of completions that the model wrote, where tools wrote others."""
+    if "tool_mask" not in rows:
+        return None
+    return torch.cat([torch.zeros_like(rows["prompt_mask"]), rows["tool_mask"].to(rows["prompt_mask"])], 1)
