@@ -36,7 +36,7 @@ def token_passes(lengths: Lengths, groups: Tensor, budget: int, share: bool = Tr
             piece.append(row)
         pieces.append((tokens, piece))
     pieces.sort(key=lambda piece: -piece[0])
-    least = max(1, -(-sum(tokens for tokens, _ in pieces) // budget))
+    least = min(len(pieces), -(-sum(tokens for tokens, _ in pieces) // budget))
     bins = next(
         found for count in range(least, len(pieces) + 1) if (found := _even(pieces, count, budget)) is not None
     )

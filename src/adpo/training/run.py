@@ -55,7 +55,6 @@ def begin(out: Path, seed: int) -> dict[str, Any]:
         "seed": seed,
         "bf16": accelerator,
         "use_cpu": not accelerator,
-        "gradient_checkpointing": accelerator,
         "disable_tqdm": True,
     }
 
@@ -68,12 +67,11 @@ def arguments(asked: Asked, out: Path, seed: int, longest_answer: int = 5) -> di
 
 def trainer_config(asked: Asked, given: dict[str, Any]) -> Any:
     """The arguments as the trainer's own class, which checks them."""
-    from trl import GRPOConfig
-
     from adpo.integrations.trl import ADPOConfig
+    from adpo.integrations.trl.baselines import FastGRPOConfig
 
     kept = {name: value for name, value in given.items() if name != "model_init_kwargs"}
-    return (ADPOConfig if asked.run.method == "adpo" else GRPOConfig)(**kept)
+    return (ADPOConfig if asked.run.method == "adpo" else FastGRPOConfig)(**kept)
 
 
 def train(order: Ordered[Asked], display: Display) -> dict[str, Any]:
@@ -169,7 +167,7 @@ def _trainer(
 
     from adpo.integrations.guards import GuardedRewards, RefuseBadSteps
     from adpo.integrations.trl import ADPOTrainer
-    from adpo.integrations.trl.resume import ExactResume
+    from adpo.integrations.trl.baselines import FastGRPOTrainer
 
     common = {
         "args": config,
@@ -180,7 +178,7 @@ def _trainer(
     if run.method == "adpo":
         trainer = ADPOTrainer(model, reward, **common)
     else:
-        trainer = ExactResume(model, GuardedRewards(5).wrap(reward), **common)
+        trainer = FastGRPOTrainer(model, GuardedRewards(5).wrap(reward), **common)
         trainer.step_guard = RefuseBadSteps(trainer, 5)
         trainer.add_callback(trainer.step_guard)
     trainer.remove_callback(PrinterCallback)

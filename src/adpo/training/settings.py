@@ -108,11 +108,10 @@ def resolve(settings: Mapping[str, Any], method: str | None = None) -> Asked:
 
 def trainer_fields(method: str) -> dict[str, Any]:
     """The arguments of the method's trainer with their types."""
-    from trl import GRPOConfig
-
     from adpo.integrations.trl import ADPOConfig
+    from adpo.integrations.trl.baselines import FastGRPOConfig
 
-    config = ADPOConfig if method == "adpo" else GRPOConfig
+    config = ADPOConfig if method == "adpo" else FastGRPOConfig
     hints = typing.get_type_hints(config)
     return {f.name: hints.get(f.name, Any) for f in dataclasses.fields(config) if f.init}
 

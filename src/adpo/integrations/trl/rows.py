@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from torch import Tensor
 
 Rows = dict[str, Tensor]
@@ -22,7 +20,6 @@ KEPT = (
 )
 KEPT_IF_PRESENT = ("tool_mask",)
 _PROMPT = ("prompt_ids", "prompt_mask")
-_COMPLETION = ("completion_ids", "completion_mask", *KEPT_IF_PRESENT)
 
 
 def kept(batch: Rows) -> Rows:
@@ -45,6 +42,12 @@ def trimmed(rows: Rows) -> Rows:
         return rows
     prompt = int(rows["prompt_mask"].any(0).long().argmax())  # padded on the left
     length = max(1, int(rows["completion_mask"].sum(1).max()))  # padded on the right
-    cut: dict[str, Callable[[Tensor], Tensor]] = dict.fromkeys(_PROMPT, lambda values: values[:, prompt:])
-    cut |= dict.fromkeys(_COMPLETION, lambda values: values[:, :length])
-    return {name: cut[name](values) if name in cut else values for name, values in rows.items()}
+    width = rows["completion_ids"].shape[1]
+
+    def cut(name: str, values: Tensor) -> Tensor:
+        if name in _PROMPT:
+            return values[:, prompt:]
+        per_token = values.dim() > 1 and values.shape[1] == width
+        return values[:, :length] if per_token else values
+
+    return {name: cut(name, values) for name, values in rows.items()}

@@ -41,8 +41,9 @@ class Scoring(ExactResume):
 
     def _passes(self, rows: Rows) -> list[Tensor]:
         """Row indices, as many tokens at a time as fit."""
-        ids = rows["completion_ids"]
-        groups = rows.get("groups", torch.arange(len(ids), device=ids.device) // self.num_generations)
+        groups = rows.get("groups")
+        if groups is None:
+            groups = torch.unique(rows["prompt_ids"], dim=0, return_inverse=True)[1]
         return self.scorer.passes(_sequences(rows), groups)
 
     def _logp(self, model: nn.Module, rows: Rows) -> Tensor:

@@ -1,0 +1,129 @@
+"""GRPO and its relatives, as TRL has them, in the passes of `ADPOTrainer`: the same losses, without the dead work.
+
+The loss is TRL's own code. What differs is how its log-probabilities come about, and that an optimizer step is cut
+into passes by tokens; rows whose advantage is zero, and which therefore have no gradient, go through none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from trl import GRPOConfig
+
+from adpo.integrations.forms import ScoringForms
+from adpo.integrations.passes import ByIndex, Passes
+from adpo.integrations.trl.rows import Rows, trimmed
+from adpo.integrations.trl.scoring import Scoring
+
+MEAN_OF_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")
+"""Losses that are a mean over the rows of a micro-batch."""
+SUM_OF_TOKENS = ("dapo", "cispo", "vespo")
+"""Losses whose normaliser is that of the whole step, whatever the micro-batch."""
+
+
+@dataclass
+class FastGRPOConfig(ScoringForms, GRPOConfig):  # type: ignore[misc]
+    """TRL's arguments, and the forms of scoring."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_forms()
+
+
+class FastGRPOTrainer(Scoring):
+    """TRL's `GRPOTrainer` on packed rows; on padded ones it is TRL's, step for step."""
+
+    def __init__(self, model: Any, reward_funcs: Any, args: FastGRPOConfig, **rest: Any) -> None:
+        super().__init__(model, reward_funcs, args, **rest)
+        self._waiting: list[Rows] = []  # micro-batches of one rollout and one optimizer step
+
+    def _prepare_inputs(self, generation_batch: Any) -> Rows:
+        """As TRL; the last micro-batch of a step is given the whole step."""
+        inputs: Rows = super()._prepare_inputs(generation_batch)
+        if not (self.scorer.packs and self.model.training):
+            return inputs
+        self._waiting.append(inputs)
+        rollout_ends = (self._step + 1) % self.args.steps_per_generation == 0
+        if not (rollout_ends or self.accelerator.sync_gradients):
+            return {}
+        parts, self._waiting = self._waiting, []
+        whole = {
+            name: torch.cat([part[name] for part in parts]) if values.dim() else values
+            for name, values in parts[0].items()
+            if values is not None
+        }
+        return {**whole, "micro_batches": torch.tensor(len(parts))}
+
+    def _compute_loss(self, model: nn.Module, inputs: Rows) -> Tensor:
+        """For the log; the gradient has been accumulated by then."""
+        if not (self.scorer.packs and self.model.training):
+            found: Tensor = super()._compute_loss(model, inputs)
+            return found
+        loss = torch.zeros((), device=self.accelerator.device)
+        if inputs:
+            loss += self._trained(model, inputs)
+        return loss.requires_grad_()
+
+    def _trained(self, model: nn.Module, rows: Rows) -> Tensor:
+        """Forward and backward passes of a step's rows; the loss."""
+        passes = Passes(self.scorer, self.accelerator, model, self.args.gradient_checkpointing)
+        places = self._rows_with_gradient(rows)
+        by_index = ByIndex(
+            lambda chosen: self._logp(model, _taken(rows, chosen)),
+            None,
+            lambda chosen: self._size(_taken(rows, chosen)),
+        )
+
+        def step(parts: list[Tensor]) -> Tensor:
+            total = torch.zeros((), device=places.device)
+            for number, part in enumerate(parts):
+                with contextlib.nullcontext() if number == len(parts) - 1 else passes.no_sync():
+                    self.scorer.budget.begin(by_index.tokens(part))
+                    loss = super(FastGRPOTrainer, self)._compute_loss(model, _taken(rows, part))
+                    loss = loss * self._share(rows, part)
+                    passes.back_propagate(1.0)(loss)
+                    total += loss.detach()
+            return total
+
+        return passes.made(step, lambda: self._parts(rows, places), by_index)
+
+    def _parts(self, rows: Rows, places: Tensor) -> list[Tensor]:
+        """Row indices of every pass; as many passes in every process, for TRL gathers its metrics in each."""
+        parts: list[Tensor] = []
+        if len(places):
+            chosen = {name: values[places] for name, values in rows.items() if values.dim()}
+            parts = [places[part] for part in self._passes(chosen)]
+        count = torch.tensor([len(parts)], device=places.device)
+        wanted = int(self.accelerator.gather(count).max())
+        return parts + [places[:0]] * (wanted - len(parts))
+
+    def _rows_with_gradient(self, rows: Rows) -> Tensor:
+        advantages = rows["advantages"]
+        live = (advantages if advantages.dim() == 1 else advantages.abs().sum(1)) != 0
+        if self.beta != 0 or self._entropy_bonus_enabled or self.aux_loss_enabled:
+            live = torch.ones_like(live)
+        left_out = self.accelerator.reduce(1 - live.float().mean(), reduction="mean")
+        self._note(rows_left_out=float(left_out))
+        return live.nonzero().squeeze(1)
+
+    def _share(self, rows: Rows, part: Tensor) -> float:
+        """What TRL's loss of some rows, as of a micro-batch, counts in that of the step."""
+        if self.loss_type in SUM_OF_TOKENS:
+            return 1.0
+        weight = torch.ones_like(rows["completion_mask"][:, 0])
+        if self.loss_type not in MEAN_OF_ROWS:  # bnpo: a mean over the tokens of a micro-batch, here of the step
+            weight = rows["completion_mask"].sum(1)
+        return float(rows["micro_batches"] * weight[part].sum() / weight.sum())
+
+
+def _taken(rows: Rows, chosen: Tensor) -> Rows:
+    """A process with fewer passes than others goes through the model with its first row, which counts nothing."""
+    where = chosen if len(chosen) else chosen.new_zeros(1)
+    taken = trimmed({name: values[where] if values.dim() else values for name, values in rows.items()})
+    if not len(chosen):
+        taken["advantages"] = torch.zeros_like(taken["advantages"])
+    return taken

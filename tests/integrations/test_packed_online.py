@@ -1,0 +1,218 @@
+"""Online training on packed rows is training on padded ones: ADPO's, and TRL's own losses."""
+
+import logging
+
+import pytest
+import test_trl_online as online
+import tiny_lm
+import torch
+from datasets import Dataset
+from peft import LoraConfig
+from trl import GRPOConfig, GRPOTrainer
+
+from adpo.integrations.trl.baselines import FastGRPOConfig, FastGRPOTrainer
+from adpo.lm.scorer import Scorer
+
+ARGUMENTS = {
+    "max_completion_length": online.LENGTH,
+    "lr_scheduler_type": "constant",
+    "learning_rate": 0.05,
+    "optim": "sgd",
+    "max_grad_norm": 0.0,
+    "shuffle_dataset": False,
+    "use_cpu": True,
+    "bf16": False,
+    "gradient_checkpointing": False,
+    "report_to": "none",
+    "save_strategy": "no",
+    "disable_tqdm": True,
+    "logging_steps": 1,
+    "num_generations": online.GROUP,
+    "max_steps": 3,
+}
+
+
+def logged(trainer, name):
+    return torch.tensor([entry[name] for entry in trainer.state.log_history if name in entry], dtype=torch.float64)
+
+
+def assert_alike(found, expected, atol=1e-6):
+    for mine, other in zip(online.weights(found), online.weights(expected), strict=True):
+        torch.testing.assert_close(mine, other, rtol=0, atol=atol)
+    moved = zip(online.weights(found), tiny_lm.model().parameters(), strict=False)
+    assert any(not torch.equal(mine, start) for mine, start in moved)
+
+
+OPTIONS = {
+    "first steps alone": {"num_iterations": 1},
+    "several steps on a rollout": {"num_iterations": 2},
+    "a rollout of two steps": {"num_iterations": 1, "gradient_accumulation_steps": 2, "steps_per_generation": 4},
+    "mean of tokens, likelihood": {"logp_reduction": "mean", "nll_weight": 0.1},
+    "another temperature of sampling": {"temperature": 0.7},
+    "ema": {"anchor": "ema", "anchor_decay": 0.5},
+    "reverse": {"divergence": "reverse_kl"},
+    "rankings": {"target": "plackett_luce"},
+    "automatic temperature": {"tau_schedule": "auto"},
+    "confidence by tokens": {"tau_schedule": "hybrid", "tau_confidence": "tokens"},
+    "prompts apart": {"share_prompts": False},
+    "activations made again": {"gradient_checkpointing": True},
+}
+
+
+@pytest.mark.parametrize("tokens", [12, 40, "auto"])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_packed_rows_train_as_padded_ones(tmp_path, name, tokens):
+    options = {"num_iterations": 2, **OPTIONS[name]}
+    plain = online.trained(tmp_path / "a", 4, 4, **options)
+    packs = online.trained(tmp_path / "b", 4, 4, scoring="packed", tokens_per_pass=tokens, **options)
+    assert packs.scorer.packs
+    assert not plain.scorer.packs
+    assert_alike(packs, plain)
+    for key in ("loss", "adpo/loss_of_groups", "adpo/best_logp", "adpo/tau"):
+        torch.testing.assert_close(logged(packs, key), logged(plain, key), rtol=0, atol=2e-5)
+
+
+def test_an_adapter_on_packed_rows(tmp_path):
+    adapter = LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    torch.manual_seed(0)
+    plain = online.trained(tmp_path / "a", 4, 4, peft_config=adapter)
+    torch.manual_seed(0)
+    packs = online.trained(tmp_path / "b", 4, 4, peft_config=adapter, scoring="packed", tokens_per_pass=40)
+    assert_alike(packs, plain)
+
+
+class SameCompletions:
+    """Those of `online.Fixed`."""
+
+    def _generate_single_turn(self, prompt_ids, *_, **__):
+        return [online.completion(self.state.global_step, row) for row in range(len(prompt_ids))], None
+
+
+class Stock(SameCompletions, GRPOTrainer):
+    """TRL's own."""
+
+
+class Fast(SameCompletions, FastGRPOTrainer):
+    """Ours."""
+
+
+def two_of_four_groups_tied(completions, **_):
+    """And two graded ones."""
+    return [float((7 * row) % 5) if row // online.GROUP % 2 else 1.0 for row in range(len(completions))]
+
+
+def trained(kind, folder, reward=online.reward, **options):
+    config = GRPOConfig if kind is Stock else FastGRPOConfig
+    given = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4, **ARGUMENTS, **options}
+    tiny_lm.model().save_pretrained(folder / "start")  # a penalty needs the model a second time
+    given["model_init_kwargs"] = {"dtype": "float32"}
+    trainer = kind(
+        model=str(folder / "start"),
+        reward_funcs=reward,
+        args=config(output_dir=str(folder), **given),
+        train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in online.PROMPTS]),
+        processing_class=tiny_lm.tokenizer(),
+    )
+    trainer.train()
+    return trainer
+
+
+LOSSES = {
+    "grpo": {"loss_type": "grpo"},
+    "gspo": {"loss_type": "grpo", "importance_sampling_level": "sequence"},
+    "dapo": {"loss_type": "dapo"},
+    "dr_grpo": {"loss_type": "dr_grpo", "scale_rewards": "none"},
+    "cispo": {"loss_type": "cispo"},
+    "a penalty": {"loss_type": "grpo", "beta": 0.1},
+    "an entropy bonus": {"loss_type": "grpo", "entropy_coef": 0.01},
+    "a rollout of two steps": {"loss_type": "dapo", "gradient_accumulation_steps": 2, "steps_per_generation": 4},
+    "two rollouts a step": {"loss_type": "dapo", "gradient_accumulation_steps": 8, "steps_per_generation": 4},
+}
+
+
+@pytest.mark.parametrize("tokens", [20, "auto"])
+@pytest.mark.parametrize("reward", [online.reward, two_of_four_groups_tied])
+@pytest.mark.parametrize("name", LOSSES)
+def test_trls_losses_on_packed_rows(tmp_path, name, reward, tokens):
+    options = {"num_iterations": 2, **LOSSES[name]}
+    stock = trained(Stock, tmp_path / "a", reward, **options)
+    fast = trained(Fast, tmp_path / "b", reward, scoring="packed", tokens_per_pass=tokens, **options)
+    if name == "an entropy bonus":  # the mean over the tokens of a micro-batch: of other micro-batches, another
+        assert fast.state.global_step == 3
+        return
+    assert_alike(fast, stock)
+    torch.testing.assert_close(logged(fast, "loss"), logged(stock, "loss"), rtol=0, atol=1e-6)
+
+
+def test_padded_rows_go_the_way_of_trl(tmp_path):
+    stock, same = trained(Stock, tmp_path / "a"), trained(Fast, tmp_path / "b")
+    for mine, other in zip(online.weights(same), online.weights(stock), strict=True):
+        assert torch.equal(mine, other)
+
+
+@pytest.mark.parametrize("kind", ["adpo", "grpo"])
+def test_groups_without_gradient_go_through_no_pass(tmp_path, monkeypatch, kind):
+    """Half of the groups: half of the tokens."""
+    seen = []
+    begin = Scorer.size
+
+    def size(self, rows):
+        seen.append(len(rows.input_ids))
+        return begin(self, rows)
+
+    monkeypatch.setattr(Scorer, "size", size)
+    options = {"num_iterations": 1, "max_steps": 1, "scoring": "packed"}
+    if kind == "grpo":
+        trainer = trained(Fast, tmp_path, two_of_four_groups_tied, loss_type="grpo", **options)
+    else:
+        monkeypatch.setattr(online, "reward", two_of_four_groups_tied)
+        trainer = online.trained(tmp_path, 4, 4, steps=1, num_iterations=1, scoring="packed")
+    assert seen[-1] == 8
+    assert logged(trainer, "adpo/rows_left_out").tolist() == [0.5]
+
+
+class Small:
+    """Memory for so many tokens a pass: a model that fails on more, in the backward pass too."""
+
+    def __init__(self, monkeypatch, tokens, backward=True):
+        self.tokens, self.failures = tokens, 0
+        from adpo.integrations import passes
+
+        plain = passes.Passes.back_propagate
+
+        def back_propagate(of, share):
+            inner = plain(of, share)
+
+            def failing(loss):
+                if of.scorer.budget.running > self.tokens:
+                    self.failures += 1
+                    if backward:  # some gradients are there already
+                        next(of.model.parameters()).grad = torch.ones_like(next(of.model.parameters()))
+                    raise torch.OutOfMemoryError("no more")
+                inner(loss)
+
+            return failing
+
+        monkeypatch.setattr(passes.Passes, "back_propagate", back_propagate)
+
+
+@pytest.mark.parametrize("kind", ["adpo", "grpo"])
+def test_a_pass_that_memory_does_not_hold_is_made_again_as_two(tmp_path, monkeypatch, caplog, kind):
+    def run(folder, **options):
+        if kind == "grpo":
+            return trained(Fast, folder, loss_type="grpo", scoring="packed", **options)
+        return online.trained(folder, 4, 4, scoring="packed", **options)
+
+    expected = run(tmp_path / "a")
+    memory = Small(monkeypatch, 60)
+    with caplog.at_level(logging.WARNING, "adpo"):
+        found = run(tmp_path / "b")
+    assert_alike(found, expected)
+    assert memory.failures == sum("out of memory with" in record.message for record in caplog.records) == 1
+    assert found.scorer.budget.tokens <= 60
+
+
+def test_memory_that_holds_nothing_is_one_line(tmp_path, monkeypatch):
+    Small(monkeypatch, 0)
+    with pytest.raises(ValueError, match="out of memory with the smallest pass there is"):
+        online.trained(tmp_path, 4, 4, scoring="packed")
