@@ -43,7 +43,8 @@ MAY_IMPORT = {
     "core": {"core"},
     "baselines": {"baselines"},
     "anchors": {"core"},
-    "exact": {"core"},
+    "exact": {"core", "ranks"},
+    "ranks": set(),
     "algorithm": {"core", "anchors"},
     "__init__": {"__init__", "core", "anchors", "exact", "algorithm", "baselines"},
     "experiments": {
@@ -65,7 +66,7 @@ MAY_IMPORT = {
     "files": set(),
     "provenance": {"__init__", "__version__"},
     "bench": {"core", "lm", "bench", "__init__"},
-    "cli": {"core", "experiments", "training", "__init__"},
+    "cli": {"core", "experiments", "lm", "training", "__init__"},
     "__main__": {"cli"},
 }
 MAY_USE = {  # besides torch: few, named files
@@ -86,6 +87,7 @@ MAY_USE = {  # besides torch: few, named files
     "lm/preferences.py": {"datasets", "pyarrow"},
     "lm/preference_table.py": {"pyarrow"},
     "lm/preference_tokens.py": {"jinja2"},
+    "integrations/trl/baselines.py": {"trl"},
     "integrations/trl/config.py": {"trl"},
     "integrations/listwise/config.py": {"transformers"},
     "integrations/listwise/sources.py": {"peft", "safetensors", "transformers"},

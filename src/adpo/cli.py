@@ -228,7 +228,7 @@ def taxonomy() -> None:
 
 @app.command()
 def env() -> None:
-    """Print versions, devices and which optional parts are installed."""
+    """Print versions, devices, optional parts, and which fast paths a model gets here."""
     import torch
 
     table = Table("what", "here", show_header=False)
@@ -241,6 +241,11 @@ def env() -> None:
         found = importlib.util.find_spec(package) is not None
         version = importlib.metadata.version(package) if found else f"missing: pip install 'adpo[{extra}]'"
         table.add_row(f"{package} (extra {extra})", escape(version))
+    if importlib.util.find_spec("transformers") is not None:
+        from adpo.lm.scorer import available_forms
+
+        for name, state in available_forms().items():
+            table.add_row(name, escape(state))
     Console().print(table)
 
 

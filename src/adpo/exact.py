@@ -22,6 +22,7 @@ from torch import Tensor
 
 from adpo.core.groups import GROUP_SIGNALS, from_flat, to_flat, to_table
 from adpo.core.objective import Diagnostics, Objective
+from adpo.ranks import Ranks
 
 ScoreRows = Callable[[Tensor], Tensor]
 """Log-probabilities ``[len(rows)]`` of the rows with these indices; differentiable, and the same each time."""
@@ -52,6 +53,7 @@ def backward(
     weigh: WeighRows | None = None,
     at_anchor: bool = False,
     averaging: bool = False,
+    lockstep: bool = False,
     no_sync: Callable[[], AbstractContextManager[object]] = nullcontext,
     back_propagate: Callable[[Tensor], object] = Tensor.backward,
     process_group: dist.ProcessGroup | None = None,
@@ -69,25 +71,32 @@ def backward(
     ``at_anchor=True`` says that the policy is the anchor; ``anchor_logp`` may then be None (unless the target
     looks at it). ``averaging=True`` undoes the division by the number of ranks that `DistributedDataParallel`
     makes; give it that module's ``no_sync`` as well, to communicate once, in the last micro-batch. What owns a
-    scaler or an engine of its own gives ``back_propagate``.
+    scaler or an engine of its own gives ``back_propagate``. ``lockstep=True`` is for sharded parameters, where
+    every pass is a matter of all ranks: each makes as many, with its first row where it has nothing to do.
     """
     _check_partition(micro_batches, len(group_ids))
     _check_wrapper(no_sync, averaging)
     if at_anchor and anchor_logp is None and objective.target.reads_anchor:
         raise ValueError(f"{objective.target} looks at the anchor: pass anchor_logp, at u = 0 too")
-    ranks = _Ranks(process_group)
+    ranks = Ranks(process_group)
     groups = _Groups.of(objective, group_ids, anchor_logp, tau, signals, ranks)
     # `labels` count rows in their order. A rank without rows still takes part in the last backward pass.
     batches = [batch.sort().values for batch in micro_batches] or [group_ids.new_zeros(0, dtype=torch.long)]
+    lockstep = lockstep and ranks.world > 1
+    if lockstep:
+        most = int(torch.cat(ranks.gather(group_ids.new_tensor([len(batches)]))).max())
+        batches += [batches[0][:0]] * (most - len(batches))
     more = torch.zeros_like(groups.anchor) if extra is None else extra.to(groups.anchor)
-    apart = [batch for batch in batches if at_anchor or not groups.whole(batch)]
+    apart = [batch for batch in batches if at_anchor or lockstep or not groups.whole(batch)]
     rows = torch.cat([*apart, batches[0][:0]]).sort().values
 
     logp = torch.full_like(groups.anchor, torch.nan)
     if not at_anchor:
         with torch.no_grad():
             for batch in apart:
-                logp[batch] = groups.checked(score(batch), batch)
+                here = score(batch if len(batch) else batches[0][:1])
+                if len(batch):
+                    logp[batch] = groups.checked(here, batch)
     # Groups that are spread out: one table over all ranks, the same on each of them.
     c, known = torch.zeros_like(logp), torch.zeros_like(logp, dtype=torch.bool)
     c[rows] = groups.coefficients(rows, groups.anchor if at_anchor else logp, ranks) + more[rows]
@@ -98,7 +107,7 @@ def backward(
         last = number == len(batches) - 1
         settled = bool(known[batch].all())
         live = batch[c[batch] != 0] if settled else batch
-        if not len(live) and not (last and ranks.world > 1):
+        if not len(live) and not (lockstep or (last and ranks.world > 1)):
             continue
         with nullcontext() if last else no_sync():
             weight = c[live] * (ranks.world if averaging else 1)
@@ -106,7 +115,7 @@ def backward(
                 product, here = weigh(live, weight)
                 logp[live] = groups.checked(here, live)
             else:
-                here = score(live if len(live) else batch[:1])  # averaging over ranks waits for one backward pass
+                here = score(live if len(live) else batches[0][:1])  # other ranks wait for this backward pass
                 if len(live):
                     logp[live] = groups.checked(here, live)
                 if not settled:
@@ -148,7 +157,7 @@ def coefficients(
     >>> adpo.exact.coefficients(adpo.presets.top1(), zero, ids, zero, rewards=rewards).coefficients.tolist()
     [-0.25, 0.0, 0.25, 0.0]
     """
-    ranks = _Ranks(process_group)
+    ranks = Ranks(process_group)
     groups = _Groups.of(objective, group_ids, anchor_logp, tau, signals, ranks)
     rows = torch.arange(len(group_ids), device=group_ids.device)
     values = groups.checked(logp, rows)
@@ -177,7 +186,7 @@ class _Groups:
         anchor_logp: Tensor | None,
         tau: float | Tensor | None,
         signals: Mapping[str, Tensor | None],
-        ranks: _Ranks,
+        ranks: Ranks,
     ) -> _Groups:
         """Everything a caller handed over, on the device of the ids and with one value per row or group."""
         if "mask" in signals:
@@ -220,7 +229,7 @@ class _Groups:
             )
         return values
 
-    def coefficients(self, rows: Tensor, logp: Tensor, ranks: _Ranks | None = None) -> Tensor:
+    def coefficients(self, rows: Tensor, logp: Tensor, ranks: Ranks | None = None) -> Tensor:
         """dloss/dlogp of these rows, in their order; with ``ranks``, together with those of the other ranks."""
         tables, index, lengths = self._tables(rows, logp, ranks)
         if tables is None:
@@ -230,7 +239,7 @@ class _Groups:
         parts = torch.split(to_flat(c, index) / len(self.ids), lengths)
         return parts[ranks.rank if ranks else 0]
 
-    def summary(self, logp: Tensor, ranks: _Ranks) -> tuple[Tensor, Diagnostics]:
+    def summary(self, logp: Tensor, ranks: Ranks) -> tuple[Tensor, Diagnostics]:
         """Loss and diagnostics over all groups; a row that was never scored stands at the anchor."""
         everything = torch.arange(len(logp), device=logp.device)
         tables, _, _ = self._tables(everything, torch.where(logp.isnan(), self.anchor, logp), ranks)
@@ -239,7 +248,7 @@ class _Groups:
         return self.objective.loss(**tables).detach(), self.objective.diagnostics(**tables)
 
     def _tables(
-        self, rows: Tensor, logp: Tensor, ranks: _Ranks | None
+        self, rows: Tensor, logp: Tensor, ranks: Ranks | None
     ) -> tuple[dict[str, Any] | None, Tensor, list[int]]:
         """The arguments of the objective for these rows, the cell of each row, and the rows of each rank."""
         columns = {"logp": logp, "anchor_logp": self.anchor, **self.of_rows}
@@ -258,29 +267,6 @@ class _Groups:
         tau = self.tau[which] if isinstance(self.tau, Tensor) else self.tau
         arranged = {name: to_table(values, index, shape) for name, values in flat.items()}
         return {"logp": table, "mask": mask, "tau": tau, **arranged, **of_groups}, index, lengths
-
-
-class _Ranks:
-    """The ranks that hold parts of the batch: all those of a process group, or this process alone."""
-
-    def __init__(self, process_group: dist.ProcessGroup | None) -> None:
-        self.process_group = process_group
-        together = dist.is_available() and dist.is_initialized()
-        self.world = dist.get_world_size(process_group) if together else 1
-        self.rank = dist.get_rank(process_group) if together else 0
-
-    def gather(self, values: Tensor) -> list[Tensor]:
-        """The ``[rows]`` values of every rank; the ranks may hold different numbers of rows."""
-        if self.world == 1:
-            return [values]
-        length = torch.tensor([len(values)], device=values.device)
-        lengths = [torch.empty_like(length) for _ in range(self.world)]
-        dist.all_gather(lengths, length, group=self.process_group)
-        padded = torch.zeros(int(max(lengths)), dtype=values.dtype, device=values.device)
-        padded[: len(values)] = values
-        parts = [torch.empty_like(padded) for _ in range(self.world)]
-        dist.all_gather(parts, padded, group=self.process_group)
-        return [part[: int(n)] for part, n in zip(parts, lengths, strict=True)]
 
 
 def _check_partition(micro_batches: Sequence[Tensor], rows: int) -> None:

@@ -16,6 +16,8 @@ from adpo.lm.scorer import Scorer
 T = TypeVar("T")
 FEW = 4096
 """Tokens a pass below which activations are rather made twice than kept."""
+SHARDED = ("FSDP", "DEEPSPEED")
+"""Kinds of distribution where a forward pass is a matter of all processes."""
 log = logging.getLogger("adpo")
 
 
@@ -38,6 +40,7 @@ class Passes:
         self.scorer, self.accelerator, self.model = scorer, accelerator, model
         self.may_checkpoint = checkpoint is None
         self.several = accelerator.num_processes > 1
+        self.sharded = accelerator.distributed_type in SHARDED
         self.scaled = accelerator.mixed_precision == "fp16"
         self.spoilt = False
 

@@ -137,6 +137,7 @@ class ListwiseTrainer(Watching):
                     weigh=passes.weigh(rows),
                     at_anchor=at_anchor,
                     averaging=several,
+                    lockstep=passes.sharded,
                     no_sync=lambda: passes.no_sync(),
                     back_propagate=passes.back_propagate(share),
                     rewards=batch["rewards"],

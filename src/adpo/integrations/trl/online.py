@@ -19,13 +19,11 @@ from transformers import TrainerCallback
 from trl.trainer.utils import split_tensor_dict
 
 from adpo import exact
-from adpo.anchors import EMA, Refresh, Self
 from adpo.integrations import state
-from adpo.integrations.auto_tau import CALIBRATION_ROLLOUTS, AutoTau
 from adpo.integrations.guards import GuardedRewards, RefuseBadSteps
 from adpo.integrations.passes import ByIndex, Passes
+from adpo.integrations.trl.anchoring import Anchored
 from adpo.integrations.trl.config import ADPOConfig
-from adpo.integrations.trl.rollouts import Rollouts
 from adpo.integrations.trl.rows import Rows, kept, trimmed
 from adpo.lm.completions import answer_of
 from adpo.lm.passes import whole_groups
@@ -33,7 +31,7 @@ from adpo.lm.passes import whole_groups
 log = logging.getLogger("adpo")
 
 
-class ADPOTrainer(Rollouts):
+class ADPOTrainer(Anchored):
     """Train a causal language model on rewards with any objective of the core; see `ADPOConfig`.
 
     ``answer_of`` finds the final answer in a completion, for the entropy and the number of different answers in a
@@ -58,41 +56,15 @@ class ADPOTrainer(Rollouts):
             raise TypeError(f"args must be an ADPOConfig; got {type(args).__name__}")
         self.reward_guard = GuardedRewards(args.max_refused_steps)
         super().__init__(model, self.reward_guard.wrap(reward_funcs), args, **rest)
-        if (self.is_fsdp_enabled or self.is_deepspeed_enabled) and (args.anchor != "on_policy" or args.kl_budget):
-            raise ValueError(
-                "anchors that keep a copy of the weights, and kl_budget, do not work on sharded parameters (FSDP, "
-                "DeepSpeed): use the on_policy anchor"
-            )
         self.objective = args.objective()
         self.schedule = args.temperature_schedule()
         self.tau: float = args.tau
         self.answer_of = answer_of
-        self.anchor = self._made_anchor(args)
-        self.start = self._made_start(args)
         self.step_guard = RefuseBadSteps(self, args.max_refused_steps)
         self.add_callback(self.step_guard)
         self.add_callback(_AfterStep(self))
-        self._window = range(0)  # micro-batches of the rollout that the optimizer step at hand is made of
         self._micro_batches_left = 0
-        self._calibrating: tuple[Rows, Tensor] | None = None  # rows of a step, and their logp before it
         self._tallies: dict[str, Tensor] = {}  # sum and count of what micro-batches report
-
-    def _made_anchor(self, args: ADPOConfig) -> Self | None:
-        """None is the on-policy anchor: its log-probabilities are taken when the completions are sampled."""
-        policy: nn.Module = self.accelerator.unwrap_model(self.model)
-        if args.anchor == "fixed":
-            return Self(policy)
-        if args.anchor == "ema":
-            return EMA(policy, args.anchor_decay)
-        if args.anchor == "refresh":
-            return Refresh(policy, args.anchor_every)
-        return None
-
-    def _made_start(self, args: ADPOConfig) -> Self | None:
-        """The policy at the start of training, where a KL budget needs it."""
-        if args.kl_budget is None:
-            return None
-        return self.anchor if args.anchor == "fixed" else Self(self.accelerator.unwrap_model(self.model))
 
     def train(self, *arguments: Any, **options: Any) -> Any:
         """As in TRL; a run of refused steps ends in `TrainingStoppedError`."""
@@ -156,6 +128,7 @@ class ADPOTrainer(Rollouts):
                 weigh=passes.weigh(by_index),
                 at_anchor=at_anchor,
                 averaging=passes.several,
+                lockstep=passes.sharded,
                 no_sync=lambda: passes.no_sync(),
                 back_propagate=passes.back_propagate(share),
                 rewards=of_members["rewards"],
@@ -195,59 +168,6 @@ class ADPOTrainer(Rollouts):
         numbers = torch.unique_consecutive(order.values, return_inverse=True)[1]
         return [order.indices[part] for part in whole_groups(numbers, self.args.per_device_train_batch_size)]
 
-    def _anchor_logp(self, rows: Rows) -> tuple[bool, Tensor | None]:
-        """Whether the policy is at its anchor, and log-probabilities under it, where they are needed."""
-        if self.state.global_step == self._sampled_at if self.anchor is None else self.anchor.coincides:
-            self._calibrate_before(rows)
-            return True, self._scored(self.model, rows) if self.objective.target.reads_anchor else None
-        if self.anchor is not None:
-            return False, self.anchor.logp(lambda _: self._scored(self.model, rows))
-        return False, rows["anchor_logp"]
-
-    def _remember(self, rows: Rows, places: Tensor, found: exact.GroupGradient, at_anchor: bool) -> None:
-        """The on-policy anchor is the policy of this step: what later steps need and no pass saw is scored now."""
-        buffered = self._buffered_inputs or []
-        once = self.num_iterations == 1 and self.args.steps_per_generation <= self.args.gradient_accumulation_steps
-        if not at_anchor or self.anchor is not None or once:
-            return
-        logp = torch.full(rows["member"].shape, torch.nan, dtype=torch.float64, device=places.device)
-        logp[places] = found.logp
-        seen = iter(torch.split(logp, [len(buffered[number]["member"]) for number in self._window]))
-        for number, part in enumerate(buffered):
-            known = next(seen) if number in self._window else torch.full_like(part["best"], torch.nan)
-            if "anchor_logp" not in part:
-                part["anchor_logp"] = self._completed(known, part)
-
-    def _completed(self, known: Tensor, part: Rows) -> Tensor:
-        """With the log-probabilities of members that are missing; zero for the others, which nothing looks at."""
-        missing = (known.isnan() & part["member"]).nonzero().squeeze(1)
-        known = known.nan_to_num(0.0)
-        if len(missing):
-            known[missing] = self._scored(self.model, {name: values[missing] for name, values in part.items()})
-        return known
-
-    # The automatic temperature.
-
-    def _calibrate_before(self, rows: Rows) -> None:
-        """Where no later step on this rollout will score its rows, measure the first few rollouts by hand."""
-        once = self.num_iterations == 1 and self.args.steps_per_generation <= self.args.gradient_accumulation_steps
-        if isinstance(self.schedule, AutoTau) and once and self.schedule.measured < CALIBRATION_ROLLOUTS:
-            self._calibrating = rows, self._scored(self.model, rows)
-
-    def _calibrate_after(self) -> None:
-        if self._calibrating is not None:
-            rows, before = self._calibrating
-            self._measure_tau(rows, self._scored(self.model, rows) - before)
-            self._calibrating = None
-
-    def _measure_tau(self, rows: Rows, moved: Tensor) -> None:
-        if isinstance(self.schedule, AutoTau):
-            everyone = [self.accelerator.gather(values) for values in (moved, rows["groups"], rows["member"])]
-            member = everyone[2].bool()
-            if member.any():
-                self.schedule.measure(everyone[0][member], everyone[1][member])
-                self._note(u_spread=self.schedule.spread)
-
     # What is told, and what a checkpoint keeps.
 
     def _tell(self, rows: Rows, places: Tensor, found: exact.GroupGradient) -> None:
@@ -274,11 +194,6 @@ class ADPOTrainer(Rollouts):
         if best_count and worst_count:
             best, worst = best / best_count, worst / worst_count
             self._note(best_logp=best, worst_logp=worst, logp_margin=best - worst)
-
-    @property
-    def _kept_policies(self) -> dict[str, Self]:
-        found = {"anchor": self.anchor, "start": self.start if self.start is not self.anchor else None}
-        return {name: policy for name, policy in found.items() if policy is not None}
 
     @property
     def _had_ended(self) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from adpo.integrations.passes import SHARDED
 from adpo.integrations.trl.resume import ExactResume
 from adpo.integrations.trl.rows import Rows, split
 from adpo.lm.scorer import Scorer
@@ -35,7 +36,11 @@ class Scoring(ExactResume):
             return torch.cat([self._logp(model, part) for part in split(rows, size)])
         count = len(rows["completion_ids"])
         found = torch.empty(count, dtype=torch.float64, device=rows["completion_ids"].device)
-        for part in self._passes(rows):
+        parts = self._passes(rows)
+        if self.accelerator.distributed_type in SHARDED:  # as many in every process
+            most = int(self.accelerator.gather(torch.tensor([len(parts)], device=found.device)).max())
+            parts += [parts[0][:1]] * (most - len(parts))
+        for part in parts:
             found[part] = self._logp(model, {name: values[part] for name, values in rows.items()})
         return found
 

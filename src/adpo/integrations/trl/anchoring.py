@@ -1,0 +1,113 @@
+"""The anchor of online training: which policy it is, what it gives completions, how far a step moves from it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from adpo import exact
+from adpo.anchors import EMA, Refresh, Self
+from adpo.core.objective import Objective
+from adpo.integrations.auto_tau import CALIBRATION_ROLLOUTS, AutoTau
+from adpo.integrations.passes import SHARDED
+from adpo.integrations.trl.config import ADPOConfig
+from adpo.integrations.trl.rollouts import Rollouts
+from adpo.integrations.trl.rows import Rows
+
+
+class Anchored(Rollouts):
+    """Rollouts with an anchor."""
+
+    objective: Objective
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
+        if sharded and (self.args.anchor != "on_policy" or self.args.kl_budget):
+            raise ValueError(
+                "anchors that keep a copy of the weights, and kl_budget, do not work on sharded parameters (FSDP, "
+                "DeepSpeed): use the on_policy anchor"
+            )
+        self.anchor = self._made_anchor(self.args)
+        self.start = self._made_start(self.args)
+        self._window = range(0)  # micro-batches of the rollout that the optimizer step at hand is made of
+        self._calibrating: tuple[Rows, Tensor] | None = None  # rows of a step, and their logp before it
+
+    def _made_anchor(self, args: ADPOConfig) -> Self | None:
+        """None is the on-policy anchor: its log-probabilities are taken when the completions are sampled."""
+        policy: nn.Module = self.accelerator.unwrap_model(self.model)
+        if args.anchor == "fixed":
+            return Self(policy)
+        if args.anchor == "ema":
+            return EMA(policy, args.anchor_decay)
+        if args.anchor == "refresh":
+            return Refresh(policy, args.anchor_every)
+        return None
+
+    def _made_start(self, args: ADPOConfig) -> Self | None:
+        """The policy at the start of training, where a KL budget needs it."""
+        if args.kl_budget is None:
+            return None
+        return self.anchor if args.anchor == "fixed" else Self(self.accelerator.unwrap_model(self.model))
+
+    def _anchor_logp(self, rows: Rows) -> tuple[bool, Tensor | None]:
+        """Whether the policy is at its anchor, and log-probabilities under it, where they are needed."""
+        if self.state.global_step == self._sampled_at if self.anchor is None else self.anchor.coincides:
+            self._calibrate_before(rows)
+            return True, self._scored(self.model, rows) if self.objective.target.reads_anchor else None
+        if self.anchor is not None:
+            return False, self.anchor.logp(lambda _: self._scored(self.model, rows))
+        return False, rows["anchor_logp"]
+
+    def _remember(self, rows: Rows, places: Tensor, found: exact.GroupGradient, at_anchor: bool) -> None:
+        """The on-policy anchor is the policy of this step: what later steps need and no pass saw is scored now."""
+        buffered = self._buffered_inputs or []
+        once = self.num_iterations == 1 and self.args.steps_per_generation <= self.args.gradient_accumulation_steps
+        if not at_anchor or self.anchor is not None or once:
+            return
+        logp = torch.full(rows["member"].shape, torch.nan, dtype=torch.float64, device=places.device)
+        logp[places] = found.logp
+        seen = iter(torch.split(logp, [len(buffered[number]["member"]) for number in self._window]))
+        for number, part in enumerate(buffered):
+            known = next(seen) if number in self._window else torch.full_like(part["best"], torch.nan)
+            if "anchor_logp" not in part:
+                part["anchor_logp"] = self._completed(known, part)
+
+    def _completed(self, known: Tensor, part: Rows) -> Tensor:
+        """With the log-probabilities of members that are missing; zero for the others, which nothing looks at."""
+        missing = (known.isnan() & part["member"]).nonzero().squeeze(1)
+        if self.accelerator.distributed_type in SHARDED:  # a matter of all processes
+            missing = torch.arange(len(known), device=known.device)
+        known = known.nan_to_num(0.0)
+        if len(missing):
+            known[missing] = self._scored(self.model, {name: values[missing] for name, values in part.items()})
+        return known
+
+    # The automatic temperature.
+
+    def _calibrate_before(self, rows: Rows) -> None:
+        """Where no later step on this rollout will score its rows, measure the first few rollouts by hand."""
+        once = self.num_iterations == 1 and self.args.steps_per_generation <= self.args.gradient_accumulation_steps
+        if isinstance(self.schedule, AutoTau) and once and self.schedule.measured < CALIBRATION_ROLLOUTS:
+            self._calibrating = rows, self._scored(self.model, rows)
+
+    def _calibrate_after(self) -> None:
+        if self._calibrating is not None:
+            rows, before = self._calibrating
+            self._measure_tau(rows, self._scored(self.model, rows) - before)
+            self._calibrating = None
+
+    def _measure_tau(self, rows: Rows, moved: Tensor) -> None:
+        if isinstance(self.schedule, AutoTau):
+            everyone = [self.accelerator.gather(values) for values in (moved, rows["groups"], rows["member"])]
+            member = everyone[2].bool()
+            if member.any():
+                self.schedule.measure(everyone[0][member], everyone[1][member])
+                self._note(u_spread=self.schedule.spread)
+
+    @property
+    def _kept_policies(self) -> dict[str, Self]:
+        found = {"anchor": self.anchor, "start": self.start if self.start is not self.anchor else None}
+        return {name: policy for name, policy in found.items() if policy is not None}

@@ -1,0 +1,46 @@
+"""Compiled layers give what plain ones give, for any number of tokens, from one compilation."""
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+import test_packed
+from torch._dynamo.utils import counters
+
+from adpo.lm.compiled import compile_layers, decoder_layers, why_not_compiled
+from adpo.lm.packed_scoring import packed_seq_logp
+from adpo.lm.packing import packed
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_values_gradients_and_number_of_compilations(checkpointing, monkeypatch):
+    monkeypatch.setitem(test_packed.SIZES, "num_hidden_layers", 3)
+    plain, made = test_packed.model("qwen3"), test_packed.model("qwen3")
+    torch._dynamo.reset()
+    compile_layers(made, backend="aot_eager")
+    if checkpointing:
+        made.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        made.train()
+    compilations = []
+    for seed in range(4):
+        batch = packed(*test_packed.lists(seed, groups=seed + 1))
+        found, expected = packed_seq_logp(made, batch), packed_seq_logp(plain, batch)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+        for model, total in ((made, found), (plain, expected)):
+            model.zero_grad()
+            total.sum().backward()
+        for mine, other in zip(made.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad, other.grad, rtol=0, atol=2e-5)
+        compilations.append(counters["stats"]["unique_graphs"])
+    assert compilations[0] > 0
+    assert compilations[1:] == compilations[:1] * 3  # other sizes, nothing new
+    before = counters["stats"]["unique_graphs"]
+    made.generate(torch.tensor([[3, 4]]), max_new_tokens=3, do_sample=False)
+    assert counters["stats"]["unique_graphs"] == before  # what is not packed is not compiled
+
+
+def test_a_cpu_compiles_nothing_by_itself():
+    model = test_packed.model("qwen3")
+    assert why_not_compiled(model) == "layers are compiled on a GPU"
+    assert len(decoder_layers(model)) == 2
