@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import importlib.metadata
 import importlib.util
-import os
 import platform
 import sys
 import time
@@ -16,24 +15,18 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress
 from rich.table import Table
 
 import adpo
+from adpo.extras import require
+from adpo.reproduce import reproduce
 
 app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     help="Anchored Direct Preference Optimization: alignment as one equation.",
 )
-
-
-class BanditPreset(StrEnum):
-    """How much of the bandit experiment to run."""
-
-    smoke = "smoke"
-    scenarios = "scenarios"
-    paper = "paper"
 
 
 Seed = Annotated[int, typer.Option(min=0, help="Seed of every random draw.")]
@@ -107,7 +100,7 @@ def train(
     model, task, level, data, eval_data, levels, reward, use_peft and the like: see docs/train.md.
     """
     started = time.monotonic()
-    _require("train", "lm", "trl", "peft", "math_verify", "tensorboard", "yaml")
+    require("train", "lm", "trl", "peft", "math_verify", "tensorboard", "yaml")
     from adpo.training import command
 
     command.train(config, context.args, method.value if method else None, out, seed, resume, dry_run, started)
@@ -130,7 +123,7 @@ def prefer(
     ListwiseConfig may follow as --key value, and so may model, reference, eval_data, use_peft and the like: see
     docs/prefer.md.
     """
-    _require("prefer", "lm", "trl", "peft", "datasets", "tensorboard", "yaml")
+    require("prefer", "lm", "trl", "peft", "datasets", "tensorboard", "yaml")
     from adpo.training import prefer as offline
 
     words = [*context.args, *(["--skip_bad"] if skip_bad else [])]
@@ -152,59 +145,13 @@ def evaluate(
 
     Problems are chosen as in train: --data, --levels, --task, --level, --eval_problems and the like.
     """
-    _require("eval", "lm", "trl", "peft", "math_verify", "yaml")
+    require("eval", "lm", "trl", "peft", "math_verify", "yaml")
     from adpo.training import command
 
     command.evaluate(checkpoint, before, context.args, samples, temperature, max_new_tokens, out, seed)
 
 
-reproduce = typer.Typer(help="Run the paper's experiments.")
 app.add_typer(reproduce, name="reproduce")
-
-
-@reproduce.callback()
-def _reproduce() -> None:
-    """Run the paper's experiments."""
-
-
-@reproduce.command()
-def bandits(
-    preset: Annotated[
-        BanditPreset,
-        typer.Option(help="smoke: a minute; scenarios: the twelve, 30 seeds; paper: every study, 10 seeds."),
-    ] = BanditPreset.smoke,
-    seeds: Annotated[int | None, typer.Option(min=2, max=900, help="Instead of the preset's number.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("runs/bandits"),
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where an earlier run in --out stopped.")] = False,
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes side by side (one per core).")] = None,
-    tune: Annotated[bool, typer.Option("--tune", help="Run the sweep that chooses the hyper-parameters.")] = False,
-) -> None:
-    """Experiment 1: contextual bandits under twelve kinds of noise."""
-    _require("bandits", "report", "matplotlib", "scipy")
-    from adpo.experiments.bandits import run
-
-    started = time.perf_counter()
-    console = Console(width=None if sys.stdout.isatty() else 160)
-    columns = (*Progress.get_default_columns()[:-1], TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("bandits", total=1.0)
-        order = run.Order(out, resume, workers or _cores(), lambda share: progress.update(task, completed=share))
-        path = run.tune(order) if tune else out / "results.json"
-        results = None if tune else run.reproduce(preset.value, seeds, order)
-    if results is not None:
-        run.show(results, console)
-    minutes, seconds = divmod(round(time.perf_counter() - started), 60)
-    console.print(f"Results: {path} (this run took {minutes} min {seconds} s, {order.workers} processes)")
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _require(command: str, extra: str, *packages: str) -> None:
-    missing = [package for package in packages if importlib.util.find_spec(package) is None]
-    if missing:
-        raise ValueError(f"{command} needs {', '.join(missing)}: pip install 'adpo[{extra}]'")
 
 
 @app.command()

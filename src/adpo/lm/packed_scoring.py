@@ -26,7 +26,7 @@ def packed_token_scores(
     model: Any, batch: Packed, temperature: float = 1.0, *, entropy: bool = False
 ) -> TokenScores:
     """Of every token of every completion, ``[targets]``."""
-    states, head = _states(model, batch)
+    states, head = hidden_states(model, batch)
     bias = getattr(head, "bias", None)
     return fused_token_scores(states, head.weight, batch.targets, bias, temperature, entropy=entropy)
 
@@ -43,14 +43,14 @@ def packed_weighted_logp(
 
     Coefficients that are known before the pass make it cheaper: see `adpo.lm.head`.
     """
-    states, head = _states(model, batch)
+    states, head = hidden_states(model, batch)
     c = coefficients / _counts(batch) if reduction == "mean" else coefficients
     bias = getattr(head, "bias", None)
     total, logp = weighted_token_logp(states, head.weight, batch.targets, c[batch.row], bias, temperature)
     return total, _of_rows(logp, batch, reduction)
 
 
-def _states(model: Any, batch: Packed) -> tuple[Tensor, Any]:
+def hidden_states(model: Any, batch: Packed) -> tuple[Tensor, Any]:
     """What predicts each token of a completion, and the output layer."""
     inner = _inner(model)
     device = batch.input_ids.device

@@ -1,0 +1,130 @@
+"""``adpo reproduce efficiency``: which cells are measured, in which order, and what becomes of them."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from adpo.experiments.cells import Cell, Job
+from adpo.experiments.efficiency import measures
+from adpo.experiments.efficiency.protocol import (
+    ADPO,
+    EVERYONE,
+    ON_AXES,
+    PRESETS,
+    TRL_DEFAULT,
+    TRL_LIGER,
+    TRL_PLAIN,
+    Contender,
+    Preset,
+    Work,
+    described,
+)
+from adpo.experiments.efficiency.summary import goals, markdown, rows_of, terminal_tables
+from adpo.files import write_json
+from adpo.provenance import provenance
+
+
+def reproduce(name: str, out: Path, resume: bool, on_progress: Callable[[float], None]) -> dict[str, Any]:
+    """Measure, cell by cell, and write ``results.json``, ``updates.csv``, ``tables.md`` and the figures."""
+    preset = PRESETS[name]
+    if name == "gpu" and not torch.cuda.is_available():
+        raise ValueError("--preset gpu needs a CUDA device; --preset smoke runs anywhere")
+    job = Job(out, {"experiment": "efficiency", "preset": name, **described(preset)}, resume, provenance())
+    cells = cells_of(preset, job)
+    total, done = sum(cell.weight for cell in cells), dict.fromkeys((cell.name for cell in cells), 0.0)
+
+    def progress(cell: Cell, share: float) -> None:
+        done[cell.name] = share * cell.weight
+        on_progress(sum(done.values()) / total)
+
+    found = job.run(cells, progress)
+    results: dict[str, Any] = {
+        "preset": name,
+        "provenance": job.provenances(cells),
+        "limits": found["limits"],
+        "loss_alone": found["loss_alone"],
+        "updates": {
+            cell: {key: value for key, value in measured.items() if key != "gradient"}
+            for cell, measured in found.items()
+            if cell.startswith("update-")
+        },
+        "whole_steps": {cell: measured for cell, measured in found.items() if cell.startswith("whole-")},
+        "largest_passes": {cell: measured for cell, measured in found.items() if cell.startswith("fits-")},
+        "left_out": [] if _has_liger() else [f"{TRL_LIGER.name}: liger-kernel is not installed"],
+    }
+    results["rows"] = rows_of(results, preset)
+    results["goals"] = goals(results, preset)
+    write_json(out / "results.json", results)
+    with (out / "updates.csv").open("w", newline="") as file:
+        table = csv.DictWriter(file, fieldnames=list(results["rows"][0]))
+        table.writeheader()
+        table.writerows(results["rows"])
+    (out / "tables.md").write_text(markdown(results))
+    if importlib.util.find_spec("matplotlib") is not None:
+        from adpo.experiments.efficiency.figures import draw
+
+        draw(results, out)
+    return results
+
+
+def cells_of(preset: Preset, job: Job) -> list[Cell]:
+    """References before those who are held against them."""
+    everyone = [one for one in EVERYONE if one != TRL_LIGER or _has_liger()]
+    cells = [
+        Cell("limits", lambda _: measures.limits(preset)),
+        Cell("loss_alone", lambda _: measures.loss_alone(preset.base)),
+        *(_update(job, preset, preset.base, one, everyone) for one in everyone),
+        *(_update(job, preset, work, one, ON_AXES) for work in preset.axes for one in ON_AXES),
+    ]
+    sampling: tuple[tuple[str, Contender, dict[str, Any]], ...] = (
+        ("TRL", TRL_PLAIN, {}),
+        ("ours", ADPO, {}),
+        ("ours, static cache", ADPO, {"cache_implementation": "static"}),
+    )
+    cells += [
+        Cell(f"whole-{label}", partial(_whole, one, preset, options), 2.0) for label, one, options in sampling
+    ]
+    cells += [Cell(f"fits-{one.name}", partial(_fits, one, preset), 2.0) for one in (TRL_DEFAULT, TRL_PLAIN, ADPO)]
+    return cells
+
+
+def update_name(work: Work, contender: Contender) -> str:
+    return f"update-{work.name}-{contender.name}"
+
+
+def _update(job: Job, preset: Preset, work: Work, contender: Contender, present: Any) -> Cell:
+    reference = next((one for one in present if one.name == contender.reference), None)
+
+    def compute(_: Any) -> Any:
+        expected = None
+        if reference is not None:
+            expected = job.result(Cell(update_name(work, reference), lambda _: None))["gradient"]
+        return measures.update(contender, work, preset, expected)
+
+    return Cell(update_name(work, contender), compute)
+
+
+def _whole(contender: Contender, preset: Preset, options: dict[str, Any], _: Any) -> Any:
+    return measures.whole_step(contender, preset, **options)
+
+
+def _fits(contender: Contender, preset: Preset, _: Any) -> Any:
+    return measures.largest_that_fits(contender, preset)
+
+
+def _has_liger() -> bool:
+    return torch.cuda.is_available() and importlib.util.find_spec("liger_kernel") is not None
+
+
+def show(results: dict[str, Any], console: Console) -> None:
+    """The tables, on the terminal."""
+    for table in terminal_tables(results):
+        console.print(table)

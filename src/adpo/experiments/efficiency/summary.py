@@ -1,0 +1,247 @@
+"""Tables of the efficiency experiment: who took how long, what the goals say, the paper's figures beside ours."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from rich.table import Table
+
+from adpo.experiments.efficiency.protocol import (
+    ADPO,
+    ADPO_SECOND,
+    EVERYONE,
+    GRPO,
+    GSPO,
+    SPLIT_GROUPS,
+    TRL_DEFAULT,
+    TRL_GSPO,
+    TRL_PLAIN,
+    Contender,
+    Preset,
+    Work,
+)
+
+NOMINAL_TFLOPS = 790
+"""Dense bf16 of an H200 as the paper's critics count it: what utilisation is measured against."""
+PAPER = {"ADPO": (19.7, 4), "GSPO": (71.0, 1), "GRPO": (68.5, 1)}
+"""Seconds and micro-batch of the paper's actor update, 4 x RTX 4090."""
+
+
+class Goal(NamedTuple):
+    what: str
+    found: float | None
+    wanted: float
+    at_least: bool = True
+
+    @property
+    def met(self) -> bool | None:
+        if self.found is None:
+            return None
+        return self.found >= self.wanted if self.at_least else self.found <= self.wanted
+
+
+def rows_of(results: dict[str, Any], preset: Preset) -> list[dict[str, Any]]:
+    """One line for each contender in each cell."""
+    ceiling = results["limits"]["matmul_tflops"]
+    rows = []
+    for work in (preset.base, *preset.axes):
+        for contender in EVERYONE:
+            measured = _measured(results, work, contender)
+            if measured is None:
+                continue
+            rate = measured["useful_tokens"] / measured["seconds"]
+            tflops = 6 * measured["parameters"] * rate / 1e12
+            rows.append(
+                {
+                    "cell": work.name,
+                    "contender": contender.name,
+                    "seconds": round(measured["seconds"], 4),
+                    "tokens_per_second": round(rate),
+                    "mfu": round(tflops / NOMINAL_TFLOPS, 4),
+                    "of_matmul_ceiling": round(tflops / ceiling, 4),
+                    "peak_gib": round(measured["peak_gib"], 2),
+                    "gradient_off": measured["gradient_off"],
+                    "form": measured["form"],
+                }
+            )
+    return rows
+
+
+def _measured(results: dict[str, Any], work: Work, contender: Contender) -> dict[str, Any] | None:
+    found: dict[str, Any] | None = results["updates"].get(f"update-{work.name}-{contender.name}")
+    return found
+
+
+def goals(results: dict[str, Any], preset: Preset) -> list[dict[str, Any]]:
+    """Each a ratio of one run; nothing where a cell is missing from the preset."""
+    base, long, dead = preset.base, replace(preset.base, lengths="long"), replace(preset.base, dead=0.5)
+    twice = replace(preset.base, members=2 * preset.base.members)
+
+    def ratio(work: Work, slow: Contender, fast: Contender, what: str = "seconds") -> float | None:
+        above, below = _measured(results, work, slow), _measured(results, work, fast)
+        return above[what] / below[what] if above and below and below[what] else None
+
+    def utilisation(work: Work) -> float | None:
+        measured = _measured(results, work, ADPO)
+        if measured is None:
+            return None
+        return float(
+            6 * measured["parameters"] * measured["useful_tokens"] / measured["seconds"] / NOMINAL_TFLOPS / 1e12
+        )
+
+    def of_next_token(work: Work) -> float | None:
+        measured = _measured(results, work, ADPO)
+        plain = results["limits"][f"next_token_{work.lengths}"]["tokens_per_second"]
+        return measured["useful_tokens"] / measured["seconds"] / plain if measured else None
+
+    def growth() -> float | None:
+        one, two = _measured(results, base, ADPO), _measured(results, twice, ADPO)
+        if not (one and two):
+            return None
+        return float(two["seconds"] / one["seconds"] / (two["useful_tokens"] / one["useful_tokens"]))
+
+    whole = results["whole_steps"]
+    best = min(entry["seconds"] for name, entry in whole.items() if "ours" in name)
+    split = _measured(results, base, SPLIT_GROUPS)
+    scored = split["rows_scored"] if split else None
+    found = [
+        Goal("mixed lengths: update, times stock TRL GRPO (defaults)", ratio(base, TRL_DEFAULT, ADPO), 5.0),
+        Goal("mixed lengths: the same, TRL without checkpointing", ratio(base, TRL_PLAIN, ADPO), 3.5),
+        Goal("long: update, times stock TRL GRPO (defaults)", ratio(long, TRL_DEFAULT, ADPO), 2.2),
+        Goal("long: the same, TRL without checkpointing", ratio(long, TRL_PLAIN, ADPO), 1.7),
+        Goal("half the groups dead: update, times stock TRL GRPO (defaults)", ratio(dead, TRL_DEFAULT, ADPO), 8.0),
+        Goal("our GRPO, times stock TRL GRPO without checkpointing", ratio(base, TRL_PLAIN, GRPO), 3.5),
+        Goal("our GSPO, times stock TRL GSPO without checkpointing", ratio(base, TRL_GSPO, GSPO), 3.5),
+        Goal("mixed lengths: utilisation of the GPU", utilisation(base), 0.6),
+        Goal("long: utilisation of the GPU", utilisation(long), 0.6),
+        Goal("mixed lengths: share of the token rate of next-token training", of_next_token(base), 0.9),
+        Goal("long: share of the token rate of next-token training", of_next_token(long), 0.9),
+        Goal("mixed lengths: memory per token of a pass, times TRL's", _memory(results, base), 0.5, False),
+        Goal("long: memory per token of a pass, times TRL's", _memory(results, long), 0.75, False),
+        Goal("ADPO at its anchor, times our GRPO", ratio(base, ADPO, GRPO), 1.02, False),
+        Goal("ADPO away from it, groups whole, times our GRPO", ratio(base, ADPO_SECOND, GRPO), 1.02, False),
+        Goal("the same, groups split: rows scored without gradient", scored, 1.0, False),
+        Goal("sampling and update together, times TRL's", whole["whole-TRL"]["seconds"] / best, 2.0),
+        Goal("twice the completions: time by tokens, at most", growth(), 1.05, False),
+        Goal("twice the completions: time by tokens, at least", growth(), 0.95),
+    ]
+    told = results["preset"] == "gpu"  # elsewhere they are figures, not verdicts
+    return [{**goal._asdict(), "met": goal.met if told else None} for goal in found]
+
+
+def _memory(results: dict[str, Any], work: Work) -> float | None:
+    """Bytes above the weights and their gradients, per useful token of the largest micro-batch."""
+    ours, theirs = _measured(results, work, ADPO), _measured(results, work, TRL_PLAIN)
+    if not (ours and theirs and ours["peak_gib"] and ours.get("largest_pass")):
+        return None
+    held = 2 * 2 * ours["parameters"] / 2**30  # weights and gradients, two bytes each
+    per_row = theirs["useful_tokens"] / work.rows
+    micro_batch = min(TRL_PLAIN.micro_batch, work.rows) * per_row
+    packed = ours["largest_pass"]
+    return float((ours["peak_gib"] - held) / packed / ((theirs["peak_gib"] - held) / micro_batch))
+
+
+COLUMNS = ("contender", "update s", "tokens/s", "MFU", "of matmul", "peak GiB", "gradient off")
+
+
+def _line(row: dict[str, Any]) -> tuple[str, ...]:
+    off = "" if row["gradient_off"] is None else f"{row['gradient_off']:.2%}"
+    return (
+        row["contender"],
+        f"{row['seconds']:.3f}",
+        f"{row['tokens_per_second']:,}",
+        f"{row['mfu']:.1%}",
+        f"{row['of_matmul_ceiling']:.1%}",
+        f"{row['peak_gib']:.1f}",
+        off,
+    )
+
+
+def _by_cell(results: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    cells: dict[str, list[dict[str, Any]]] = {}
+    for row in results["rows"]:
+        cells.setdefault(row["cell"], []).append(row)
+    return cells
+
+
+def _goal_line(goal: dict[str, Any]) -> tuple[str, str, str, str]:
+    sign = "≥" if goal["at_least"] else "≤"
+    found = "-" if goal["found"] is None else f"{goal['found']:.2f}"
+    verdict = {True: "met", False: "missed", None: "for one H200"}[goal["met"]]
+    return goal["what"], found, f"{sign} {goal['wanted']:g}", verdict
+
+
+def _paper_lines(results: dict[str, Any]) -> list[tuple[str, ...]]:
+    """The paper's actor update, and ours in the base cell: seconds of its GRPO over each."""
+    base = next(iter(_by_cell(results).values()))
+    ours = {row["contender"]: row["seconds"] for row in base}
+    pairs = {"GRPO": TRL_DEFAULT.name, "GSPO": GSPO.name, "ADPO": ADPO.name}
+    lines: list[tuple[str, ...]] = []
+    for method, name in pairs.items():
+        seconds, micro_batch = PAPER[method]
+        here = ours.get(name)
+        lines.append(
+            (
+                method,
+                f"{seconds:.1f} (micro-batch {micro_batch})",
+                f"{PAPER['GRPO'][0] / seconds:.2f}",
+                "-" if here is None else f"{here:.3f} ({name})",
+                "-" if here is None else f"{ours[TRL_DEFAULT.name] / here:.2f}",
+            )
+        )
+    return lines
+
+
+PAPER_COLUMNS = ("method", "paper: seconds", "times its GRPO", "here: seconds", "times stock GRPO")
+
+
+def _extra_lines(results: dict[str, Any]) -> list[str]:
+    limits, loss = results["limits"], results["loss_alone"]
+    lines = [
+        f"Device: {limits['device']}; matrices give {limits['matmul_tflops']:.1f} TFLOP/s.",
+        f"The loss alone: {loss['by_token_ms']:.2f} ms by token, {loss['by_completion_ms']:.2f} ms by completion.",
+    ]
+    for name, entry in results["largest_passes"].items():
+        lines.append(f"Largest pass, {name.removeprefix('fits-')}: {entry['tokens']:,} tokens.")
+    for name, entry in results["whole_steps"].items():
+        lines.append(
+            f"Whole step, {name.removeprefix('whole-')}: {entry['seconds']:.2f} s, of which the update "
+            f"{entry['of_which_update']:.2f} s (the first one {entry['first_seconds']:.1f} s)."
+        )
+    return lines + [f"Left out: {line}." for line in results["left_out"]]
+
+
+def terminal_tables(results: dict[str, Any]) -> list[Any]:
+    tables: list[Any] = []
+    for cell, rows in _by_cell(results).items():
+        table = Table(*COLUMNS, title=cell)
+        for row in rows:
+            table.add_row(*_line(row))
+        tables.append(table)
+    for title, columns, lines in _more(results):
+        table = Table(*columns, title=title)
+        for line in lines:
+            table.add_row(*line)
+        tables.append(table)
+    return [*tables, *_extra_lines(results)]
+
+
+def _more(results: dict[str, Any]) -> list[tuple[str, tuple[str, ...], list[Any]]]:
+    return [
+        ("goals", ("goal", "found", "wanted", ""), [_goal_line(goal) for goal in results["goals"]]),
+        ("the paper's table", PAPER_COLUMNS, _paper_lines(results)),
+    ]
+
+
+def markdown(results: dict[str, Any]) -> str:
+    parts = []
+    for cell, rows in _by_cell(results).items():
+        parts.append(_table(cell, COLUMNS, [_line(row) for row in rows]))
+    parts += [_table(*each) for each in _more(results)]
+    return "\n".join([*parts, *(f"- {line}" for line in _extra_lines(results))]) + "\n"
+
+
+def _table(title: str, columns: tuple[str, ...], lines: list[Any]) -> str:
+    head = [f"### {title}", "", f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
+    return "\n".join([*head, *(f"| {' | '.join(line)} |" for line in lines), ""])
