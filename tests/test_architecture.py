@@ -76,6 +76,7 @@ MAY_USE = {  # besides torch: few, named files
     "cli.py": {"typer", "rich"},
     "reproduce.py": {"typer", "rich"},
     "bench/core.py": {"rich"},
+    "bench/head.py": {"rich", "trl"},
     "bench/preferences.py": {"rich", "tokenizers", "transformers"},
     "experiments/bandits/statistics.py": {"scipy"},
     "experiments/bandits/figures.py": {"matplotlib"},

@@ -82,6 +82,17 @@ def test_mistakes_are_one_line_and_exit_code_two(arguments, words):
     assert result.stdout == ""
 
 
+def test_bench_compares_output_layers():
+    done = subprocess.run(
+        [sys.executable, "-m", "adpo.bench", "head", "--quick"], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    for name in ("ours, any gradient", "ours, known coefficients", "all logits", "TRL, chunked"):
+        assert name in done.stdout
+    assert "1.00" in done.stdout
+    assert "not measured: Liger" in done.stdout
+
+
 def test_bench_prints_a_ratio_for_every_target():
     result = subprocess.run(
         [sys.executable, "-m", "adpo.bench", "core", "--quick"],

@@ -1,12 +1,13 @@
-"""``python -m adpo.bench core [--quick]``, or ``preferences``."""
+"""``python -m adpo.bench core [--quick]``, or ``preferences``, or ``head``."""
 
 import argparse
 
 parser = argparse.ArgumentParser(prog="python -m adpo.bench", description="Time and memory, as ratios in one run.")
 parser.add_argument(
     "what",
-    choices=["core", "preferences"],
-    help="core: loss and gradient of every target; preferences: check and tokenization of lists on disk",
+    choices=["core", "head", "preferences"],
+    help="core: loss and gradient of every target; head: the output layer, by everyone's kernel; "
+    "preferences: check and tokenization of lists on disk",
 )
 parser.add_argument("--quick", action="store_true", help="the smallest sizes only")
 arguments = parser.parse_args()
@@ -14,6 +15,10 @@ if arguments.what == "core":
     from adpo.bench import core
 
     core.run(core.SIZES[:2] if arguments.quick else core.SIZES)
+elif arguments.what == "head":
+    from adpo.bench import head
+
+    head.run(head.SMALL if arguments.quick else head.LARGE)
 else:
     from adpo.bench import preferences
 
