@@ -103,6 +103,7 @@ def backward(
     known[rows] = True
 
     rows_trained = 0
+    seen: list[tuple[Tensor, Tensor]] = []  # rows and log-probabilities that nothing below waits for
     for number, batch in enumerate(batches):
         last = number == len(batches) - 1
         settled = bool(known[batch].all())
@@ -113,7 +114,7 @@ def backward(
             weight = c[live] * (ranks.world if averaging else 1)
             if settled and weigh is not None and len(live):
                 product, here = weigh(live, weight)
-                logp[live] = groups.checked(here, live)
+                seen.append((live, here))
             else:
                 here = score(live if len(live) else batches[0][:1])  # other ranks wait for this backward pass
                 if len(live):
@@ -124,6 +125,8 @@ def backward(
                 product = (here * weight.to(here) if len(live) else 0 * here).sum()
             rows_trained += len(here)
             back_propagate(product)
+    for live, here in seen:
+        logp[live] = groups.checked(here, live)
     loss, diagnostics = groups.summary(groups.anchor if at_anchor else logp, ranks)
     return GroupGradient(loss, diagnostics, c, logp, 0 if at_anchor else len(rows), rows_trained)
 
@@ -217,7 +220,7 @@ class _Groups:
 
     def checked(self, scored: Tensor, rows: Tensor) -> Tensor:
         """The log-probabilities that came back for these rows: one each, and finite."""
-        values = scored.detach().to(torch.float64)
+        values = scored.detach().to(self.anchor)
         if values.shape != rows.shape:
             raise ValueError(f"score must return one value for each of {len(rows)} rows; got {list(values.shape)}")
         bad = (~torch.isfinite(values)).nonzero()
@@ -225,7 +228,7 @@ class _Groups:
             row = rows[bad[0]]
             raise ValueError(
                 f"the log-probability of row {int(row)} (group {int(self.row_ids[row])}) is "
-                f"{values[bad[0]].item()}; nothing was back-propagated for its micro-batch"
+                f"{values[bad[0]].item()}"
             )
         return values
 

@@ -42,7 +42,7 @@ class Passes:
         self.several = accelerator.num_processes > 1
         self.sharded = accelerator.distributed_type in SHARDED
         self.scaled = accelerator.mixed_precision == "fp16"
-        self.spoilt = False
+        self._odd: list[Tensor] = []  # whether a log-probability was not finite; looked at once, at the end
 
     def made(self, step: Callable[[list[Tensor]], T], parts: Callable[[], list[Tensor]], rows: ByIndex) -> T:
         """What ``step`` makes of these parts; if memory runs out on the way, of smaller ones."""
@@ -134,14 +134,12 @@ class Passes:
 
     def finite(self, logp: Tensor) -> Tensor:
         odd = ~torch.isfinite(logp)
-        if not odd.any():
-            return logp
-        self.spoilt = True
+        self._odd.append(odd.any())
         return torch.where(odd, 0.0 * logp.nan_to_num(0.0, 0.0, 0.0), logp)
 
     def refuse_if_spoilt(self, loss: Tensor) -> None:
         """A gradient that `RefuseBadSteps`, or a gradient scaler, will refuse; in every process."""
-        spoilt = (~torch.isfinite(loss)).float() + float(self.spoilt)
+        spoilt = (~torch.isfinite(loss)).float() + float(any(bool(odd) for odd in self._odd))
         if not float(self.accelerator.reduce(spoilt, reduction="sum") if self.several else spoilt):
             return
         for parameter in self.model.parameters():

@@ -105,7 +105,7 @@ class Scorer:
         how = reduction or self.reduction
         if not self.packs:
             return seq_logp(model, rows, how)
-        batch = repacked(rows, self.forms.share_prompts, scored)
+        batch = repacked(rows, self.forms.share_prompts, scored).to(self.device)
         found: Tensor = model(score=lambda inner: packed_seq_logp(inner, batch, how, self.temperature))
         return found
 
@@ -116,7 +116,8 @@ class Scorer:
         if not self.packs:
             logp = seq_logp(model, rows, self.reduction)
             return (coefficients * logp).sum(), logp.detach()
-        batch = repacked(rows, self.forms.share_prompts, scored)
+        batch = repacked(rows, self.forms.share_prompts, scored).to(self.device)
+        coefficients = coefficients.to(self.device, non_blocking=True)
         total, logp = model(
             score=lambda inner: packed_weighted_logp(inner, batch, coefficients, self.reduction, self.temperature)
         )
@@ -124,7 +125,7 @@ class Scorer:
 
     def tokens(self, model: Any, rows: Sequences, *, entropy: bool = False) -> TokenScores:
         """Of every token of every completion, ``[rows, length]``, zero elsewhere; of packed rows."""
-        batch = repacked(rows, self.forms.share_prompts)
+        batch = repacked(rows, self.forms.share_prompts).to(self.device)
         found = model(score=lambda inner: packed_token_scores(inner, batch, self.temperature, entropy=entropy))
         mask = rows.completion_mask.bool()
         spread = [

@@ -152,6 +152,8 @@ class ListwiseTrainer(Watching):
         return loss
 
     def _rows(self, model: nn.Module, rows: Sequences) -> ByIndex:
+        if self.scorer.packs:  # rows are put together on the CPU, while the device is at work
+            rows = Sequences(*(part.cpu() for part in rows))
         return ByIndex(
             lambda chosen: self._logp(model, rows.pick(chosen)),
             (lambda chosen, c: self.scorer.weighted(model, rows.pick(chosen), c)) if self.scorer.packs else None,

@@ -73,7 +73,7 @@ class Anchored(Rollouts):
         for number, part in enumerate(buffered):
             known = next(seen) if number in self._window else torch.full_like(part["best"], torch.nan)
             if "anchor_logp" not in part:
-                part["anchor_logp"] = self._completed(known, part)
+                part["anchor_logp"] = self._completed(known.to(part["best"]), part)
 
     def _completed(self, known: Tensor, part: Rows) -> Tensor:
         """With the log-probabilities of members that are missing; zero for the others, which nothing looks at."""

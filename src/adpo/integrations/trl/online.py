@@ -112,6 +112,12 @@ class ADPOTrainer(Anchored):
         places = member.nonzero().squeeze(1)
         of_members = {name: values[places] for name, values in rows.items()}
         at_anchor, anchor_logp = self._anchor_logp(of_members)
+        if (
+            self.scorer.packs and not passes.several
+        ):  # what is small is done on the CPU, while the device is at work
+            rows, of_members = _on_cpu(rows), _on_cpu(of_members)
+            member, places = member.cpu(), places.cpu()
+            anchor_logp = None if anchor_logp is None else anchor_logp.cpu()
         if anchor_logp is not None:
             anchor_logp = passes.finite(anchor_logp)
         best = of_members["best"]
@@ -183,7 +189,7 @@ class ADPOTrainer(Anchored):
         for name in ("best", "worst"):
             weight = rows[name][places] * ~found.logp.isnan()
             total = torch.stack([(weight * found.logp.nan_to_num(0.0)).sum(), weight.sum()])
-            self._tallies[name] = self._tallies.get(name, 0) + total
+            self._tallies[name] = self._tallies.get(name, 0) + total.to(self.accelerator.device)
 
     def _note_tallies(self) -> None:
         """Log-probabilities of the best and the worst members, which the micro-batches have seen."""
@@ -221,6 +227,10 @@ class ADPOTrainer(Anchored):
             numbers["guard"]["refused"],
             numbers["guard"]["in_a_row"],
         )
+
+
+def _on_cpu(rows: Rows) -> Rows:
+    return {name: values.cpu() for name, values in rows.items()}
 
 
 class _AfterStep(TrainerCallback):  # type: ignore[misc]
