@@ -1,11 +1,13 @@
 """`ListwiseTrainer`: held to TRL's DPO on pairs, to `adpo.exact` on lists, under any split."""
 
+import logging
 import random
 
 import pytest
 import tiny_lm
 import torch
 from datasets import Dataset
+from small_memory import Small
 from trl import DPOConfig, DPOTrainer
 
 import adpo
@@ -183,6 +185,20 @@ def test_packed_rows_train_as_padded_ones(tmp_path, name, per_pass):
     torch.testing.assert_close(logged(packs, "loss"), logged(plain, "loss"), rtol=2e-6, atol=5e-6)
     for key, value in weights(plain).items():
         torch.testing.assert_close(weights(packs)[key], value, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_a_pass_that_memory_does_not_hold_is_made_again_as_two(tmp_path, monkeypatch, caplog, accumulation):
+    """What earlier micro-batches of the step have accumulated is not lost."""
+    options = {"steps": 3, "size": 4, "gradient_accumulation_steps": accumulation}
+    plain = trained(tmp_path / "a", ragged(), **options)
+    memory = Small(monkeypatch, 60)
+    with caplog.at_level(logging.WARNING, "adpo"):
+        found = trained(tmp_path / "b", ragged(), scoring="packed", **options)
+    assert memory.failures == sum("out of memory with" in record.message for record in caplog.records) > 0
+    assert found.scorer.budget.tokens <= 60
+    for key, value in weights(plain).items():
+        torch.testing.assert_close(weights(found)[key], value, rtol=0, atol=2e-6)
 
 
 def test_packed_rows_with_an_adapter_checkpoints_and_half_precision(tmp_path):

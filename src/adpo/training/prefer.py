@@ -99,6 +99,7 @@ def train(order: Ordered[AskedToPrefer], display: Display, dry_run: bool = False
         room = sources.room(config, context_of(place))
         rows = lists.prepare(run, load_tokenizer(place), config, room, display, order.seed)
     trainer = _trainer(order, config, place, rows)
+    display.say(f"scoring: {trainer.scorer.chosen()}")
     _score_reference(trainer, rows, display)
     if everyone.is_main_process:
         open_folder(order)
@@ -117,6 +118,7 @@ def train(order: Ordered[AskedToPrefer], display: Display, dry_run: bool = False
         "model": run.model,
         "data": run.data,
         "seed": order.seed,
+        "scoring": trainer.scorer.chosen(),
         "steps": trainer.state.global_step,
         "checkpoint": str(final),
         "metrics": str(folder / "metrics.jsonl"),

@@ -108,6 +108,7 @@ def train(order: Ordered[Asked], display: Display) -> dict[str, Any]:
         before = exam.remembered(model, folder / "before.json")
         set_seed(order.seed)  # whether or not there was an exam before
         trainer = _trainer(run, model, reward, config, to_train, tokenizer)
+        display.say(f"scoring: {trainer.scorer.chosen()}")
         trainer.run_identity = identity(order)
         watcher = Exam(to_watch, tokenizer, reward, longest, chat, batch=run.eval_batch) if to_watch else None
         stop = Stop(trainer, display.say)
@@ -140,6 +141,7 @@ def train(order: Ordered[Asked], display: Display) -> dict[str, Any]:
         "method": run.method,
         "model": run.model,
         "seed": order.seed,
+        "scoring": trainer.scorer.chosen(),
         "steps": trainer.state.global_step,
         "checkpoint": str(final),
         "metrics": str(folder / "metrics.jsonl"),
