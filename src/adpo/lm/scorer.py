@@ -89,8 +89,7 @@ class Scorer:
         attention = "variable-length attention" if self.device.type == "cuda" else "attention stretch by stretch"
         prompts = "prompts shared" if self.forms.share_prompts else "a prompt for each completion"
         layers = "layers compiled" if self.why_plain is None else f"layers not compiled ({self.why_plain})"
-        asked = self.forms.tokens_per_pass
-        tokens = f"{self.budget.tokens} tokens a pass" + (" to begin with" if asked == "auto" else "")
+        tokens = f"{self.budget.tokens} tokens a pass" + ("" if self.budget.settled else " to begin with")
         return f"packed: {attention}, {prompts}, logits in chunks, {layers}, {tokens}"
 
     def accept(self, model: Any) -> None:
