@@ -96,6 +96,42 @@ def test_a_model_of_another_make_is_not_packed():
     assert why_not_packed(eager) is not None
 
 
+def test_what_packing_would_change_is_not_packed():
+    from transformers import GPT2Config, GPT2LMHeadModel, MistralConfig, MistralForCausalLM
+
+    window = MistralForCausalLM(MistralConfig(**SIZES, sliding_window=16))
+    assert why_not_packed(window) == "it attends through a window (sliding_window = 16)"
+    assert why_not_packed(MistralForCausalLM(MistralConfig(**SIZES, sliding_window=64))) is None
+    forgets = LlamaForCausalLM(LlamaConfig(**SIZES, attention_dropout=0.1))
+    assert why_not_packed(forgets) == "its attention has dropout"
+    assert (
+        why_not_packed(GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=16, n_head=2))) == "its attention has dropout"
+    )
+    wide = model("llama").bfloat16()
+    wide.lm_head.float()
+    assert "another precision" in why_not_packed(wide)
+    capped = model("qwen3")
+    capped.config.final_logit_softcapping = 30.0
+    assert "changes its logits" in why_not_packed(capped)
+
+
+def test_under_autocast_attention_is_in_its_precision(monkeypatch):
+    """Rotary embeddings leave queries and keys in float32."""
+    import adpo.lm.attention as ours
+
+    seen = []
+    plain = ours._stretch_by_stretch
+
+    def watched(q, k, v, *rest):
+        seen.append({part.dtype for part in (q, k, v)})
+        return plain(q, k, v, *rest)
+
+    monkeypatch.setattr(ours, "_stretch_by_stretch", watched)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        packed_seq_logp(model("qwen3"), packed(*lists(0)))
+    assert seen == [{torch.bfloat16}] * 2
+
+
 def test_a_completion_needs_something_to_follow():
     with pytest.raises(ValueError, match="row 1 has no prompt"):
         packed([[2], []], [[3], [4]])

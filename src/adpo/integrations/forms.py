@@ -31,8 +31,14 @@ class ScoringForms:
         metadata={"help": "Make activations again in the backward pass; by itself: where memory is short."},
     )
 
+    ddp_broadcast_buffers: bool | None = field(
+        default=False, metadata={"help": "Processes make different numbers of forward passes: keep it off."}
+    )
+
     def check_forms(self) -> None:
         choose("scoring", self.scoring, ("auto", "padded", "packed"))
+        if self.ddp_broadcast_buffers:
+            raise ValueError("ddp_broadcast_buffers: processes make different numbers of passes; leave it off")
         asked = self.tokens_per_pass
         if asked != "auto":
             try:
@@ -47,7 +53,13 @@ class ScoringForms:
         if self.gradient_checkpointing is None and not scorer.packs and scorer.device.type != "cpu":
             self.gradient_checkpointing = True
 
-    def forms(self) -> Forms:
+    def forms(self, sharded: bool) -> Forms:
+        """Packed rows have not been tried on parameters that accelerate shards."""
+        if sharded and self.scoring == "packed":
+            raise ValueError(
+                "scoring packed does not work on sharded parameters (FSDP, DeepSpeed) yet: use padded"
+            )
         asked = self.tokens_per_pass
         budget = "auto" if asked == "auto" else int(asked)
-        return Forms(self.scoring, self.share_prompts, self.compile_layers, budget)  # type: ignore[arg-type]
+        scoring = "padded" if sharded else self.scoring
+        return Forms(scoring, self.share_prompts, self.compile_layers, budget)  # type: ignore[arg-type]

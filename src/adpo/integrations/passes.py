@@ -39,6 +39,7 @@ class Passes:
     def __init__(self, scorer: Scorer, accelerator: Any, model: nn.Module, checkpoint: bool | None) -> None:
         self.scorer, self.accelerator, self.model = scorer, accelerator, model
         self.may_checkpoint = checkpoint is None
+        self.by_tokens = scorer.packs  # else passes are of so many rows
         self.several = accelerator.num_processes > 1
         self.sharded = accelerator.distributed_type in SHARDED
         self.scaled = accelerator.mixed_precision == "fp16"
@@ -70,18 +71,20 @@ class Passes:
     def _gradients(self, largest: int) -> list[Tensor | None] | None:
         """As they are, to go back to; nothing where that will not be needed, or is not possible."""
         found = [parameter.grad for parameter in self.model.parameters()]
-        if self.several or (largest <= self.scorer.budget.largest and any(g is not None for g in found)):
+        if (
+            self.several
+            or not self.by_tokens
+            or (largest <= self.scorer.budget.largest and any(g is not None for g in found))
+        ):
             return None
         return [None if gradient is None else gradient.clone() for gradient in found]
 
     def _shrink(self, error: torch.OutOfMemoryError, can_go_back: bool) -> None:
         budget = self.scorer.budget
-        if not (can_go_back and self.scorer.packs):
-            hint = (
-                "tokens_per_pass" if self.scorer.packs else "per_device_train_batch_size or completions_per_pass"
-            )
+        if not (can_go_back and self.by_tokens):
+            hint = "tokens_per_pass" if self.by_tokens else "completions_per_pass, or the size of a batch"
             raise ValueError(f"out of memory in a pass of {budget.running} tokens: lower {hint}") from error
-        if budget.running <= 1 or budget.tokens <= 1:
+        if budget.running == 1 or budget.tokens <= 1:
             raise ValueError("out of memory with the smallest pass there is") from error
         budget.halve()
         if budget.tokens < FEW:

@@ -50,6 +50,9 @@ def packed_attention(
         raise ValueError(f"{type(module).__name__} attends through a window: packed sequences do not")
     if dropout:
         raise ValueError(f"{type(module).__name__} has dropout: packed sequences do not")
+    kind = query.device.type
+    if torch.is_autocast_enabled(kind):  # rotary embeddings leave queries and keys in float32
+        query, key, value = (states.to(torch.get_autocast_dtype(kind)) for states in (query, key, value))
     q, k, v = (states.squeeze(0).transpose(0, 1) for states in (query, key, value))
     if plan.keys is not None:
         k, v = k.index_select(0, plan.keys), v.index_select(0, plan.keys)

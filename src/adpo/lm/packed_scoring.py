@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from adpo.lm.head import TokenScores, fused_token_scores, weighted_token_logp
 from adpo.lm.packing import Packed, repacked
 from adpo.lm.scoring import Reduction, Sequences, seq_logp, sequences
 
+ACCEPTS = "_accepts_scoring"
 CHANGE_LOGITS = {  # configuration: what leaves the logits as they are
     "final_logit_softcapping": (None,),
     "logit_scale": (None, 1.0),
@@ -83,6 +85,8 @@ def accept_scoring(model: Any) -> None:
 
     What wraps a model (data parallelism, sharding, autocast) must see a forward pass: this makes scoring one.
     """
+    if getattr(model, ACCEPTS, False):
+        return
     plain = model.forward
 
     @functools.wraps(plain)
@@ -90,6 +94,17 @@ def accept_scoring(model: Any) -> None:
         return plain(*arguments, **options) if score is None else score(model)
 
     model.forward = forward
+    setattr(model, ACCEPTS, True)
+
+
+def _drops(module: Any) -> bool:
+    """Whether this is an attention that forgets some of its weights in training."""
+    for name in ("attention_dropout", "attn_dropout", "dropout"):
+        value = getattr(module, name, 0)
+        share = value.p if isinstance(value, torch.nn.Dropout) and name != "dropout" else value
+        if isinstance(share, int | float) and share > 0:
+            return True
+    return False
 
 
 @torch.no_grad()
@@ -98,9 +113,16 @@ def why_not_packed(model: Any) -> str | None:
     head = _inner(model).get_output_embeddings()
     if hasattr(head, "base_layer"):
         return "its output layer has an adapter"
-    if any(getattr(module, "attention_dropout", 0) for module in model.modules()):
+    if any(_drops(module) for module in model.modules()):
         return "its attention has dropout"
     settings = _inner(model).config.get_text_config()
+    if getattr(settings, "_attn_implementation", None) != "sdpa":
+        return f"its attention is {getattr(settings, '_attn_implementation', 'its own')}, not sdpa"
+    for name in ("sliding_window", "attention_chunk_size"):
+        if (getattr(settings, name, None) or math.inf) < (getattr(settings, "max_position_embeddings", 0) or 0):
+            return f"it attends through a window ({name} = {getattr(settings, name)})"
+    if head.weight.dtype != next(_inner(model).base_model.parameters()).dtype:
+        return f"its output layer is in another precision ({head.weight.dtype})"
     for name, harmless in CHANGE_LOGITS.items():
         if getattr(settings, name, None) not in harmless:
             return f"it changes its logits ({name} = {getattr(settings, name)})"

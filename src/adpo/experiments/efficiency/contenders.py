@@ -37,11 +37,13 @@ class Timed:
     accelerator: Any
     current_gradient_accumulation_steps: int
     _step: int
+    _metrics: Any
 
     def start_watch(self) -> None:
         self.updates: list[float] = []  # seconds of forward and backward passes
         self.whole: list[float] = []  # of sampling and these
         self.gradient: list[float] = []  # of the first update, in some places
+        self.rows_scored = 0.0  # share that went through a pass without gradient, in the latest step
         self._began = self._aside = 0.0
 
     def _tokenize_prompts(self, prompts: list[str]) -> Any:
@@ -62,6 +64,8 @@ class Timed:
         if self._step % self.current_gradient_accumulation_steps == 0:
             self._began, self._aside = clock(self.accelerator.device), 0.0
         found = super().training_step(*arguments, **options)  # type: ignore[misc]
+        shares = self._metrics["train"].get("adpo/rows_scored", [])
+        self.rows_scored = shares[-1] if shares else 0.0
         if self._step % self.current_gradient_accumulation_steps == 0:  # by now of the next one
             whole = clock(self.accelerator.device) - self._began
             self.whole.append(whole)
@@ -82,13 +86,13 @@ class TimedADPO(Timed, ADPOTrainer):
 
 
 class KeepGradient(TrainerCallback):  # type: ignore[misc]
-    """Before the optimizer takes it."""
+    """Of one step, before the optimizer takes it."""
 
-    def __init__(self, trainer: Any, ask: Callable[[], None]) -> None:
-        self.trainer, self.ask = trainer, ask
+    def __init__(self, trainer: Any, step: int, ask: Callable[[], None]) -> None:
+        self.trainer, self.step, self.ask = trainer, step, ask
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
-        if not self.trainer.gradient:
+        if state.global_step == self.step:
             self.trainer.gradient = sample_of_gradient(self.trainer.model)
             self.ask()
 

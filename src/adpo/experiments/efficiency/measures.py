@@ -69,7 +69,7 @@ def update(contender: Contender, work: Work, preset: Preset, expected: list[floa
                     f"{contender.reference}; more than {preset.tolerance:.1%} is not the same work"
                 )
 
-    trainer.add_callback(KeepGradient(trainer, compare))
+    trainer.add_callback(KeepGradient(trainer, every - 1, compare))  # the weights never move: always the same one
     _reset_peak()
     trainer.train()
     seconds = trainer.updates[every * preset.warm_up :][every - 1 :: every]
@@ -90,12 +90,11 @@ def _of_passes(trainer: Any) -> dict[str, Any]:
     scorer = getattr(trainer, "scorer", None)
     if scorer is None:
         return {"form": "padded: TRL's own"}
-    shares = trainer._metrics["train"].get("adpo/rows_scored", [])
     return {
         "form": scorer.chosen(),
         "tokens_per_pass": scorer.budget.tokens,
         "largest_pass": scorer.budget.largest,
-        "rows_scored": shares[-1] if shares else 0.0,
+        "rows_scored": trainer.rows_scored,
     }
 
 

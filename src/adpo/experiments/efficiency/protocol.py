@@ -98,7 +98,7 @@ PADDED_ADPO = Contender("adpo, padded rows", "ours", "adpo", arguments=(("scorin
 GRPO = Contender("ours: GRPO", "ours", "grpo", reference=TRL_PLAIN.name)
 GSPO = Contender("ours: GSPO", "ours", "gspo", reference=TRL_GSPO.name)
 ADPO = Contender("ours: ADPO", "ours", "adpo", reference=PADDED_ADPO.name)
-ADPO_SECOND = Contender("ours: ADPO, second step on a rollout", "ours", "adpo", second_step=True)
+ADPO_SECOND = replace(ADPO, name="ours: ADPO, second step on a rollout", second_step=True)
 NOT_COMPILED = replace(ADPO, name="ours: ADPO, layers not compiled", arguments=(("compile_layers", False),))
 NOT_SHARED = replace(ADPO, name="ours: ADPO, prompts not shared", arguments=(("share_prompts", False),))
 SPLIT_GROUPS = replace(

@@ -86,6 +86,7 @@ def cells_of(preset: Preset, job: Job) -> list[Cell]:
     ]
     sampling: tuple[tuple[str, Contender, dict[str, Any]], ...] = (
         ("TRL", TRL_PLAIN, {}),
+        ("TRL, static cache", TRL_PLAIN, {"cache_implementation": "static"}),
         ("ours", ADPO, {}),
         ("ours, static cache", ADPO, {"cache_implementation": "static"}),
     )

@@ -102,9 +102,9 @@ def goals(results: dict[str, Any], preset: Preset) -> list[dict[str, Any]]:
         return float(two["seconds"] / one["seconds"] / (two["useful_tokens"] / one["useful_tokens"]))
 
     whole = results["whole_steps"]
-    best = min(entry["seconds"] for name, entry in whole.items() if "ours" in name)
-    split = _measured(results, base, SPLIT_GROUPS)
-    scored = split["rows_scored"] if split else None
+    fastest = [
+        min(entry["seconds"] for name, entry in whole.items() if who in name) for who in ("TRL", "ours")
+    ]  # of the caches that both can have
     found = [
         Goal("mixed lengths: update, times stock TRL GRPO (defaults)", ratio(base, TRL_DEFAULT, ADPO), 5.0),
         Goal("mixed lengths: the same, TRL without checkpointing", ratio(base, TRL_PLAIN, ADPO), 3.5),
@@ -121,8 +121,8 @@ def goals(results: dict[str, Any], preset: Preset) -> list[dict[str, Any]]:
         Goal("long: memory per token of a pass, times TRL's", _memory(results, long), 0.75, False),
         Goal("ADPO at its anchor, times our GRPO", ratio(base, ADPO, GRPO), 1.02, False),
         Goal("ADPO away from it, groups whole, times our GRPO", ratio(base, ADPO_SECOND, GRPO), 1.02, False),
-        Goal("the same, groups split: rows scored without gradient", scored, 1.0, False),
-        Goal("sampling and update together, times TRL's", whole["whole-TRL"]["seconds"] / best, 2.0),
+        Goal("groups split over passes, times groups whole", ratio(base, SPLIT_GROUPS, ADPO_SECOND), 1.4, False),
+        Goal("sampling and update together, times TRL's", fastest[0] / fastest[1], 2.0),
         Goal("twice the completions: time by tokens, at most", growth(), 1.05, False),
         Goal("twice the completions: time by tokens, at least", growth(), 0.95),
     ]
@@ -131,7 +131,8 @@ def goals(results: dict[str, Any], preset: Preset) -> list[dict[str, Any]]:
 
 
 def _memory(results: dict[str, Any], work: Work) -> float | None:
-    """Bytes above the weights and their gradients, per useful token of the largest micro-batch."""
+    """Bytes above the weights and their gradients, per useful token of a micro-batch: TRL's are all padded to the
+    longest completion of the rollout, and so of one size; of ours the largest pass counts, its prompts once."""
     ours, theirs = _measured(results, work, ADPO), _measured(results, work, TRL_PLAIN)
     if not (ours and theirs and ours["peak_gib"] and ours.get("largest_pass")):
         return None

@@ -49,9 +49,6 @@ class ListwiseConfig(Coordinates, ScoringForms, TrainingArguments):  # type: ign
     )
     learning_rate: float = field(default=1e-6, metadata={"help": "Of the optimizer; as in DPO."})
     logging_steps: float = field(default=10, metadata={"help": "Optimizer steps between two log lines."})
-    ddp_broadcast_buffers: bool | None = field(
-        default=False, metadata={"help": "Processes make different numbers of forward passes: keep it off."}
-    )
     ddp_find_unused_parameters: bool | None = field(
         default=False, metadata={"help": "Every pass uses every parameter that is trained: not looked for."}
     )

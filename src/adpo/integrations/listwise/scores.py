@@ -16,6 +16,7 @@ from adpo.integrations.checkpoints import SafeCheckpoints
 from adpo.integrations.listwise import sources
 from adpo.integrations.listwise.collate import Batch, tokens
 from adpo.integrations.listwise.reference import Scores, fingerprint
+from adpo.integrations.passes import SHARDED
 from adpo.lm.passes import whole_groups
 from adpo.lm.preference_table import PreferenceTable
 from adpo.lm.scorer import Scorer
@@ -37,7 +38,8 @@ class Scoring(SafeCheckpoints, Trainer):  # type: ignore[misc]
         self._starts: dict[str, Tensor] = {}  # where the completions of each list begin
         self._reference_key: str | None = None
         policy = self.accelerator.unwrap_model(self.model)
-        self.scorer = Scorer(policy, self.args.forms(), self.args.logp_reduction)
+        sharded = self.accelerator.distributed_type in SHARDED
+        self.scorer = Scorer(policy, self.args.forms(sharded), self.args.logp_reduction)
         self.args.settle_checkpointing(self.scorer)
 
     def _logp(self, model: nn.Module, rows: Sequences, reduction: Any = None) -> Tensor:

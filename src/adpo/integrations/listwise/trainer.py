@@ -122,6 +122,7 @@ class ListwiseTrainer(Watching):
         best, worst = shares(batch["lists"], batch["rewards"])
         at_anchor = self.anchor is not None and self.anchor.coincides and not self.objective.target.reads_anchor
         passes = Passes(self.scorer, self.accelerator, model, self.args.gradient_checkpointing)
+        passes.by_tokens &= self.args.completions_per_pass is None
         rows = self._rows(model, tokens(batch))
         with self.compute_loss_context_manager():
             anchor_logp = None if at_anchor else self._anchor_logp(batch)
@@ -154,10 +155,14 @@ class ListwiseTrainer(Watching):
     def _rows(self, model: nn.Module, rows: Sequences) -> ByIndex:
         if self.scorer.packs:  # rows are put together on the CPU, while the device is at work
             rows = Sequences(*(part.cpu() for part in rows))
+
+        def pick(chosen: Tensor) -> Sequences:
+            return rows.pick(chosen.to(rows.input_ids.device))
+
         return ByIndex(
-            lambda chosen: self._logp(model, rows.pick(chosen)),
-            (lambda chosen, c: self.scorer.weighted(model, rows.pick(chosen), c)) if self.scorer.packs else None,
-            lambda chosen: self.scorer.size(rows.pick(chosen)),
+            lambda chosen: self._logp(model, pick(chosen)),
+            (lambda chosen, c: self.scorer.weighted(model, pick(chosen), c)) if self.scorer.packs else None,
+            lambda chosen: self.scorer.size(pick(chosen)),
         )
 
     # What a checkpoint keeps.

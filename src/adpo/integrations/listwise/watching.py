@@ -114,6 +114,7 @@ class Watching(Scoring):
         if by == "log_ratio":
             self.score_reference([table])
         model = self.model if model is None else model
+        self.scorer.accept(self.accelerator.unwrap_model(model))
         parts, was_training = [], model.training
         model.eval()
         rank, world = self.accelerator.process_index, self.accelerator.num_processes

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from adpo import exact
 from adpo.anchors import EMA, Refresh, Self
 from adpo.core.objective import Objective
 from adpo.integrations.auto_tau import CALIBRATION_ROLLOUTS, AutoTau
@@ -61,14 +60,15 @@ class Anchored(Rollouts):
             return False, self.anchor.logp(lambda _: self._scored(self.model, rows))
         return False, rows["anchor_logp"]
 
-    def _remember(self, rows: Rows, places: Tensor, found: exact.GroupGradient, at_anchor: bool) -> None:
-        """The on-policy anchor is the policy of this step: what later steps need and no pass saw is scored now."""
+    def _remember(self, logp: Tensor) -> None:
+        """The on-policy anchor is the policy of this step: what later steps need and no pass saw is scored now.
+
+        ``logp``, ``[rows]`` of the step, is NaN for what no pass saw.
+        """
         buffered = self._buffered_inputs or []
         once = self.num_iterations == 1 and self.args.steps_per_generation <= self.args.gradient_accumulation_steps
-        if not at_anchor or self.anchor is not None or once:
+        if self.anchor is not None or self.state.global_step != self._sampled_at or once:
             return
-        logp = torch.full(rows["member"].shape, torch.nan, dtype=torch.float64, device=places.device)
-        logp[places] = found.logp
         seen = iter(torch.split(logp, [len(buffered[number]["member"]) for number in self._window]))
         for number, part in enumerate(buffered):
             known = next(seen) if number in self._window else torch.full_like(part["best"], torch.nan)

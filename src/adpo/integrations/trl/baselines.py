@@ -6,7 +6,6 @@ into passes by tokens; rows whose advantage is zero, and which therefore have no
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,16 +34,23 @@ class FastGRPOConfig(ScoringForms, GRPOConfig):  # type: ignore[misc]
 
 
 class FastGRPOTrainer(Scoring):
-    """TRL's `GRPOTrainer` on packed rows; on padded ones it is TRL's, step for step."""
+    """TRL's `GRPOTrainer` on packed rows; on padded ones it is TRL's, step for step.
+
+    With several processes, an entropy bonus, a router's loss or a quantile of entropies, rows are packed inside
+    the micro-batches that TRL makes.
+    """
 
     def __init__(self, model: Any, reward_funcs: Any, args: FastGRPOConfig, **rest: Any) -> None:
         super().__init__(model, reward_funcs, args, **rest)
         self._waiting: list[Rows] = []  # micro-batches of one rollout and one optimizer step
+        # What TRL averages over a micro-batch, beside the loss of its rows, or gathers row by row, must be TRL's.
+        terms = self._entropy_bonus_enabled or self.aux_loss_enabled or self.top_entropy_quantile < 1
+        self._own_passes = self.scorer.packs and self.accelerator.num_processes == 1 and not terms
 
     def _prepare_inputs(self, generation_batch: Any) -> Rows:
         """As TRL; the last micro-batch of a step is given the whole step."""
         inputs: Rows = super()._prepare_inputs(generation_batch)
-        if not (self.scorer.packs and self.model.training):
+        if not (self._own_passes and self.model.training):
             return inputs
         self._waiting.append(inputs)
         rollout_ends = (self._step + 1) % self.args.steps_per_generation == 0
@@ -60,7 +66,7 @@ class FastGRPOTrainer(Scoring):
 
     def _compute_loss(self, model: nn.Module, inputs: Rows) -> Tensor:
         """For the log; the gradient has been accumulated by then."""
-        if not (self.scorer.packs and self.model.training):
+        if not (self._own_passes and self.model.training):
             found: Tensor = super()._compute_loss(model, inputs)
             return found
         loss = torch.zeros((), device=self.accelerator.device)
@@ -80,34 +86,29 @@ class FastGRPOTrainer(Scoring):
 
         def step(parts: list[Tensor]) -> Tensor:
             total = torch.zeros((), device=places.device)
-            for number, part in enumerate(parts):
-                with contextlib.nullcontext() if number == len(parts) - 1 else passes.no_sync():
-                    self.scorer.budget.begin(by_index.tokens(part))
-                    loss = super(FastGRPOTrainer, self)._compute_loss(model, _taken(rows, part))
-                    loss = loss * self._share(rows, part)
-                    passes.back_propagate(1.0)(loss)
-                    total += loss.detach()
+            for part in parts:
+                self.scorer.budget.begin(by_index.tokens(part))
+                loss = super(FastGRPOTrainer, self)._compute_loss(model, _taken(rows, part))
+                loss = loss * self._share(rows, part)
+                passes.back_propagate(1.0)(loss)
+                total += loss.detach()
             return total
 
         return passes.made(step, lambda: self._parts(rows, places), by_index)
 
     def _parts(self, rows: Rows, places: Tensor) -> list[Tensor]:
-        """Row indices of every pass; as many passes in every process, for TRL gathers its metrics in each."""
-        parts: list[Tensor] = []
-        if len(places):
-            chosen = {name: values[places] for name, values in rows.items() if values.dim()}
-            parts = [places[part] for part in self._passes(chosen)]
-        count = torch.tensor([len(parts)], device=places.device)
-        wanted = int(self.accelerator.gather(count).max())
-        return parts + [places[:0]] * (wanted - len(parts))
+        """Row indices of every pass."""
+        if not len(places):
+            return []
+        chosen = {name: values[places] for name, values in rows.items() if values.dim()}
+        return [places[part] for part in self._passes(chosen)]
 
     def _rows_with_gradient(self, rows: Rows) -> Tensor:
         advantages = rows["advantages"]
         live = (advantages if advantages.dim() == 1 else advantages.abs().sum(1)) != 0
-        if self.beta != 0 or self._entropy_bonus_enabled or self.aux_loss_enabled:
+        if self.beta != 0:
             live = torch.ones_like(live)
-        left_out = self.accelerator.reduce(1 - live.float().mean(), reduction="mean")
-        self._note(rows_left_out=float(left_out))
+        self._note(rows_left_out=float(1 - live.float().mean()))
         return live.nonzero().squeeze(1)
 
     def _share(self, rows: Rows, part: Tensor) -> float:
@@ -116,14 +117,9 @@ class FastGRPOTrainer(Scoring):
             return 1.0
         weight = torch.ones_like(rows["completion_mask"][:, 0])
         if self.loss_type not in MEAN_OF_ROWS:  # bnpo: a mean over the tokens of a micro-batch, here of the step
-            weight = rows["completion_mask"].sum(1)
+            weight = (rows["completion_mask"] * rows.get("tool_mask", 1)).sum(1)
         return float(rows["micro_batches"] * weight[part].sum() / weight.sum())
 
 
 def _taken(rows: Rows, chosen: Tensor) -> Rows:
-    """A process with fewer passes than others goes through the model with its first row, which counts nothing."""
-    where = chosen if len(chosen) else chosen.new_zeros(1)
-    taken = trimmed({name: values[where] if values.dim() else values for name, values in rows.items()})
-    if not len(chosen):
-        taken["advantages"] = torch.zeros_like(taken["advantages"])
-    return taken
+    return trimmed({name: values[chosen] if values.dim() else values for name, values in rows.items()})

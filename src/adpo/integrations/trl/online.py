@@ -107,6 +107,13 @@ class ADPOTrainer(Anchored):
         groups = len(torch.unique(present[present >= 0]))
         if not groups:
             self._note(rows_left_out=1.0, rows_scored=0.0, loss_of_groups=0.0)
+            if (
+                self.accelerator.num_processes > 1
+            ):  # what earlier rollouts of the step accumulated is averaged here
+                self.accelerator.backward(
+                    0 * self._logp(model, {name: part[:1] for name, part in rows.items()}).sum()
+                )
+            self._remember(torch.full(member.shape, torch.nan, dtype=torch.float64, device=member.device))
             return 0.0
         passes = Passes(self.scorer, self.accelerator, model, self.args.gradient_checkpointing)
         places = member.nonzero().squeeze(1)
@@ -144,7 +151,9 @@ class ADPOTrainer(Anchored):
         )
         passes.refuse_if_spoilt(found.loss.float())
         self._tell(rows, places, found)
-        self._remember(rows, places, found, at_anchor)
+        logp = torch.full(member.shape, torch.nan, dtype=torch.float64, device=member.device)
+        logp[places] = found.logp
+        self._remember(logp)
         first = self.state.global_step - self._sampled_at == 1  # step after the one at the anchor
         if first and self.anchor is None and anchor_logp is not None:
             moved = torch.full(member.shape, torch.nan, dtype=torch.float64, device=member.device)

@@ -23,7 +23,8 @@ class Scoring(ExactResume):
         super().__init__(*arguments, **options)
         policy = self.accelerator.unwrap_model(self.model)
         reduction: Any = getattr(self.args, "logp_reduction", "sum")
-        self.scorer = Scorer(policy, self.args.forms(), reduction, self.temperature)
+        sharded = self.accelerator.distributed_type in SHARDED
+        self.scorer = Scorer(policy, self.args.forms(sharded), reduction, self.temperature)
         self.args.settle_checkpointing(self.scorer)
         if self.ref_model is not None:
             self.scorer.accept(self.accelerator.unwrap_model(self.ref_model))
@@ -31,16 +32,14 @@ class Scoring(ExactResume):
     @torch.no_grad()
     def _scored(self, model: nn.Module, rows: Rows) -> Tensor:
         """In passes of the size that training uses."""
+        if not len(rows["completion_ids"]):
+            return torch.zeros(0, dtype=torch.float64, device=self.accelerator.device)
         if not self.scorer.packs:
             size = self.args.per_device_train_batch_size
             return torch.cat([self._logp(model, part) for part in split(rows, size)])
         count = len(rows["completion_ids"])
         found = torch.empty(count, dtype=torch.float64, device=rows["completion_ids"].device)
-        parts = self._passes(rows)
-        if self.accelerator.distributed_type in SHARDED:  # as many in every process
-            most = int(self.accelerator.gather(torch.tensor([len(parts)], device=found.device)).max())
-            parts += [parts[0][:1]] * (most - len(parts))
-        for part in parts:
+        for part in self._passes(rows):
             found[part] = self._logp(model, {name: values[part] for name, values in rows.items()})
         return found
 
@@ -107,7 +106,9 @@ class Scoring(ExactResume):
         alone = torch.arange(len(input_ids), device=input_ids.device)
         parts = [alone]
         if not torch.is_grad_enabled():
-            parts = self.scorer.passes(rows, alone // self.num_generations)
+            parts = self.scorer.passes(
+                rows, torch.unique(input_ids[:, :-logits_to_keep], dim=0, return_inverse=True)[1]
+            )
         logp = input_ids.new_zeros((len(input_ids), logits_to_keep), dtype=torch.float32)
         entropy = torch.zeros_like(logp) if compute_entropy else None
         for part in parts:
