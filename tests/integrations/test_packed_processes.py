@@ -5,7 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 import test_packed_online as packs
 import test_trl_online as online
 import tiny_lm
@@ -146,5 +145,4 @@ def test_two_processes(tmp_path):
 
 
 if __name__ == "__main__":
-    pytest.importorskip("trl")
     worker(Path(sys.argv[1]))

@@ -45,11 +45,13 @@ class Passes:
         self.scaled = accelerator.mixed_precision == "fp16"
         self._odd: list[Tensor] = []  # whether a log-probability was not finite; looked at once, at the end
 
-    def made(self, step: Callable[[list[Tensor]], T], parts: Callable[[], list[Tensor]], rows: ByIndex) -> T:
+    def made(
+        self, step: Callable[[list[Tensor]], T], parts: Callable[[], list[Tensor]], tokens: Callable[[Tensor], int]
+    ) -> T:
         """What ``step`` makes of these parts; if memory runs out on the way, of smaller ones."""
         self._settle()
         chosen = parts()
-        before = self._gradients(max((rows.tokens(part) for part in chosen), default=0))
+        before = self._gradients(max((tokens(part) for part in chosen), default=0))
         while True:
             try:
                 return step(chosen)

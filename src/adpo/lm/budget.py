@@ -19,7 +19,7 @@ log = logging.getLogger("adpo")
 FIRST = 8192
 """Tokens of a pass before anything is known of the model."""
 MOST = 32768
-"""More tokens than this make no pass faster."""
+"""Free memory or not, a pass is not made larger."""
 USED = 0.85
 """Share of the free memory that is planned with."""
 

@@ -1,7 +1,7 @@
 """Compiled decoder layers, for packed passes alone.
 
-All layers share one compiled form: it is made once, for any number of tokens. What is not packed (generation,
-evaluation) goes through the layers as they are, and compiles nothing.
+All layers share one compiled form, for any number of tokens. What is not packed, such as generation, goes through
+the layers as they are, and compiles nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 
 def why_not_compiled(model: Any) -> str | None:
-    """Nothing if compiling the layers is possible and worth its minute; else what is in the way."""
+    """Nothing if compiling the layers is possible and worth its time; else what is in the way."""
     if next(model.parameters()).device.type != "cuda":
         return "layers are compiled on a GPU"
     if not importlib.util.find_spec("triton"):

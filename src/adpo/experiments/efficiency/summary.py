@@ -23,7 +23,7 @@ from adpo.experiments.efficiency.protocol import (
 )
 
 NOMINAL_TFLOPS = 790
-"""Dense bf16 of an H200 as the paper's critics count it: what utilisation is measured against."""
+"""What utilisation is measured against, besides matrices of the same run."""
 PAPER = {"ADPO": (19.7, 4), "GSPO": (71.0, 1), "GRPO": (68.5, 1)}
 """Seconds and micro-batch of the paper's actor update, 4 x RTX 4090."""
 

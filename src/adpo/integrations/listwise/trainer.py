@@ -144,7 +144,7 @@ class ListwiseTrainer(Watching):
                     rewards=batch["rewards"],
                 ),
                 lambda: self._parts(batch, self.args.completions_per_pass),
-                rows,
+                rows.tokens,
             )
         loss = found.loss.to(torch.float32) * share
         passes.refuse_if_spoilt(loss)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from trl import GRPOConfig
 
 from adpo.integrations.forms import ScoringForms
-from adpo.integrations.passes import ByIndex, Passes
+from adpo.integrations.passes import Passes
 from adpo.integrations.trl.rows import Rows, trimmed
 from adpo.integrations.trl.scoring import Scoring
 
@@ -78,23 +78,21 @@ class FastGRPOTrainer(Scoring):
         """Forward and backward passes of a step's rows; the loss."""
         passes = Passes(self.scorer, self.accelerator, model, self.args.gradient_checkpointing)
         places = self._rows_with_gradient(rows)
-        by_index = ByIndex(
-            lambda chosen: self._logp(model, _taken(rows, chosen)),
-            None,
-            lambda chosen: self._size(_taken(rows, chosen)),
-        )
+
+        def tokens(part: Tensor) -> int:
+            return self._size(_taken(rows, part))
 
         def step(parts: list[Tensor]) -> Tensor:
             total = torch.zeros((), device=places.device)
             for part in parts:
-                self.scorer.budget.begin(by_index.tokens(part))
+                self.scorer.budget.begin(tokens(part))
                 loss = super(FastGRPOTrainer, self)._compute_loss(model, _taken(rows, part))
                 loss = loss * self._share(rows, part)
                 passes.back_propagate(1.0)(loss)
                 total += loss.detach()
             return total
 
-        return passes.made(step, lambda: self._parts(rows, places), by_index)
+        return passes.made(step, lambda: self._parts(rows, places), tokens)
 
     def _parts(self, rows: Rows, places: Tensor) -> list[Tensor]:
         """Row indices of every pass."""

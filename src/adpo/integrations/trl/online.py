@@ -147,7 +147,7 @@ class ADPOTrainer(Anchored):
                 rewards=of_members["rewards"],
             ),
             lambda: self._parts(of_members),
-            by_index,
+            by_index.tokens,
         )
         passes.refuse_if_spoilt(found.loss.float())
         self._tell(rows, places, found)
