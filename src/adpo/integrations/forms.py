@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
+
+import torch
 
 from adpo.integrations.coordinates import choose
+from adpo.integrations.passes import SHARDED
 from adpo.lm.scorer import Forms, Scorer
+from adpo.lm.scoring import Reduction
+
+NARROW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass
@@ -63,3 +70,13 @@ class ScoringForms:
         budget = "auto" if asked == "auto" else int(asked)
         scoring = "padded" if sharded else self.scoring
         return Forms(scoring, self.share_prompts, self.compile_layers, budget)  # type: ignore[arg-type]
+
+
+def scorer_of(trainer: Any, reduction: Reduction, temperature: float = 1.0) -> Scorer:
+    """For the model of a trainer, in the forms its arguments ask for."""
+    accelerator = trainer.accelerator
+    policy = accelerator.unwrap_model(trainer.model)
+    forms = trainer.args.forms(accelerator.distributed_type in SHARDED)
+    scorer = Scorer(policy, forms, reduction, temperature, NARROW.get(accelerator.mixed_precision))
+    trainer.args.settle_checkpointing(scorer)
+    return scorer

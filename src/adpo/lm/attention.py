@@ -11,11 +11,11 @@ On a GPU packed attention is torch's variable-length attention; elsewhere stretc
 from __future__ import annotations
 
 import inspect
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -23,6 +23,10 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from adpo.lm.packing import Plan
 
 _plain = ALL_ATTENTION_FUNCTIONS["sdpa"]
+ASKS_FOR_GROUPS = "enable_gqa" in inspect.signature(varlen_attn).parameters
+"""Earlier forms of torch's function take fewer heads of keys without being told."""
+WIDEST = 256
+"""Head that the kernels of variable-length attention take."""
 
 
 def attention(module: Any, *states: Any, plan: Plan | None = None, **options: Any) -> tuple[Tensor, Tensor | None]:
@@ -56,22 +60,18 @@ def packed_attention(
     q, k, v = (states.squeeze(0).transpose(0, 1) for states in (query, key, value))
     if plan.keys is not None:
         k, v = k.index_select(0, plan.keys), v.index_select(0, plan.keys)
-    attend = _varlen if q.is_cuda and q.dtype in (torch.float16, torch.bfloat16) else _stretch_by_stretch
+    attend = _varlen if takes_varlen(q.device, q.dtype, q.shape[-1]) else _stretch_by_stretch
     return attend(q, k, v, plan, scaling).unsqueeze(0)
 
 
-@cache
-def _knows_groups_of_heads() -> bool:
-    """Earlier forms of torch's function take fewer heads of keys without being told."""
-    from torch.nn.attention.varlen import varlen_attn
-
-    return "enable_gqa" in inspect.signature(varlen_attn).parameters
+def takes_varlen(device: torch.device, dtype: torch.dtype, width: int) -> bool:
+    """Whether torch's variable-length attention has a kernel for heads of this width."""
+    narrow = dtype in (torch.float16, torch.bfloat16)
+    return device.type == "cuda" and narrow and width % 8 == 0 and width <= WIDEST
 
 
 def _varlen(q: Tensor, k: Tensor, v: Tensor, plan: Plan, scaling: float | None) -> Tensor:
-    from torch.nn.attention.varlen import varlen_attn
-
-    fewer: dict[str, Any] = {"enable_gqa": True} if q.shape[1] != k.shape[1] and _knows_groups_of_heads() else {}
+    fewer: dict[str, Any] = {"enable_gqa": True} if q.shape[1] != k.shape[1] and ASKS_FOR_GROUPS else {}
     found = varlen_attn(
         q.contiguous(),
         k.contiguous(),

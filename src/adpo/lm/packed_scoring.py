@@ -70,6 +70,14 @@ def _inner(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "peft_config") else model
 
 
+def head_width(model: Any) -> int:
+    """Of the attention; 0 if the model does not say."""
+    settings = _inner(model).config.get_text_config()
+    width = getattr(settings, "head_dim", None)
+    heads = getattr(settings, "num_attention_heads", 0)
+    return int(width or (settings.hidden_size // heads if heads else 0))
+
+
 def _of_rows(per_token: Tensor, batch: Packed, reduction: Reduction) -> Tensor:
     total = torch.zeros(batch.rows, dtype=torch.float64, device=per_token.device)
     total = total.index_add(0, batch.row, per_token.double())

@@ -18,11 +18,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from adpo.lm.attention import takes_varlen
 from adpo.lm.budget import TokenBudget
 from adpo.lm.compiled import compile_layers, why_not_compiled
 from adpo.lm.head import TokenScores
 from adpo.lm.packed_scoring import (
     accept_scoring,
+    head_width,
     packed_seq_logp,
     packed_token_scores,
     packed_weighted_logp,
@@ -49,12 +51,19 @@ class Scorer:
     """One for a model: which forms are used is settled when it is made."""
 
     def __init__(
-        self, model: Any, forms: Forms | None = None, reduction: Reduction = "sum", temperature: float = 1.0
+        self,
+        model: Any,
+        forms: Forms | None = None,
+        reduction: Reduction = "sum",
+        temperature: float = 1.0,
+        precision: torch.dtype | None = None,
     ) -> None:
+        """``precision`` is that of the passes, where autocast makes it another than that of the weights."""
         self.forms = forms or Forms()
         self.reduction, self.temperature = reduction, temperature
         self.device = next(model.parameters()).device
         self.budget = TokenBudget(self.forms.tokens_per_pass, self.device)
+        self.varlen = takes_varlen(self.device, precision or next(model.parameters()).dtype, head_width(model))
         self.why_padded = self._why_padded(model)
         self.packs = self.why_padded is None
         self.why_plain = self._why_plain(model)
@@ -69,6 +78,8 @@ class Scorer:
             return "asked for"
         if self.forms.scoring == "auto" and self.device.type == "cpu":
             return "on a CPU packing does not pay"
+        if self.forms.scoring == "auto" and not self.varlen:
+            return "no variable-length attention for this precision or width of heads"
         reason = why_not_packed(model)
         if reason is not None and self.forms.scoring == "packed":
             raise ValueError(f"scoring packed does not work with this model: {reason}")
@@ -86,7 +97,7 @@ class Scorer:
         """The forms in use, as one line."""
         if not self.packs:
             return f"padded ({self.why_padded})"
-        attention = "variable-length attention" if self.device.type == "cuda" else "attention stretch by stretch"
+        attention = "variable-length attention" if self.varlen else "attention stretch by stretch"
         prompts = "prompts shared" if self.forms.share_prompts else "a prompt for each completion"
         layers = "layers compiled" if self.why_plain is None else f"layers not compiled ({self.why_plain})"
         tokens = f"{self.budget.tokens} tokens a pass" + ("" if self.budget.settled else " to begin with")

@@ -135,7 +135,9 @@ def trainer_of(contender: Contender, work: Work, rollout: Rollout, model: Any, s
     kind, config = KINDS[contender.trainer, contender.method]
     size = min(contender.micro_batch, work.rows)
     on_cpu = next(model.parameters()).device.type == "cpu"
-    packed = {"scoring": "packed"} if contender.trainer == "ours" and on_cpu else {}
+    packed: dict[str, Any] = {"scoring": "packed"} if contender.trainer == "ours" and on_cpu else {}
+    if contender.tokens_as_trl:
+        packed["tokens_per_pass"] = size * rollout.useful // work.rows
     arguments = {
         "output_dir": scratch().name,
         "per_device_train_batch_size": size,

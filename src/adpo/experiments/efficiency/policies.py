@@ -11,8 +11,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast,
 END, PAD = 1, 0
 
 
-def policy(name: str, device: torch.device, seed: int = 1) -> Any:
-    """Qwen3-1.7B's shape, SmolLM2-135M's, or one for a CPU."""
+def policy(name: str, device: torch.device, *, exact: bool = False, seed: int = 1) -> Any:
+    """Qwen3-1.7B's shape, SmolLM2-135M's, or one for a CPU; ``exact``: the same weights in float32."""
     torch.manual_seed(seed)
     special = {"eos_token_id": END, "pad_token_id": PAD, "bos_token_id": None, "tie_word_embeddings": True}
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
@@ -53,7 +53,8 @@ def policy(name: str, device: torch.device, seed: int = 1) -> Any:
                 **special,
             )
         kind = LlamaForCausalLM if isinstance(config, LlamaConfig) else Qwen3ForCausalLM
-        return kind(config).to(dtype)
+        made = kind(config).to(dtype)
+    return made.float() if exact else made
 
 
 def tokenizer() -> Any:

@@ -16,8 +16,7 @@ from adpo.experiments.cells import Cell, Job
 from adpo.experiments.efficiency import measures
 from adpo.experiments.efficiency.protocol import (
     ADPO,
-    EVERYONE,
-    ON_AXES,
+    EXACT,
     PRESETS,
     TRL_DEFAULT,
     TRL_LIGER,
@@ -25,6 +24,7 @@ from adpo.experiments.efficiency.protocol import (
     Contender,
     Preset,
     Work,
+    contenders,
     described,
 )
 from adpo.experiments.efficiency.summary import goals, markdown, rows_of, terminal_tables
@@ -51,11 +51,7 @@ def reproduce(name: str, out: Path, resume: bool, on_progress: Callable[[float],
         "provenance": job.provenances(cells),
         "limits": found["limits"],
         "loss_alone": found["loss_alone"],
-        "updates": {
-            cell: {key: value for key, value in measured.items() if key != "gradient"}
-            for cell, measured in found.items()
-            if cell.startswith("update-")
-        },
+        "updates": {cell: measured for cell, measured in found.items() if cell.startswith("update-")},
         "whole_steps": {cell: measured for cell, measured in found.items() if cell.startswith("whole-")},
         "largest_passes": {cell: measured for cell, measured in found.items() if cell.startswith("fits-")},
         "left_out": [] if _has_liger() else [f"{TRL_LIGER.name}: liger-kernel is not installed"],
@@ -76,19 +72,21 @@ def reproduce(name: str, out: Path, resume: bool, on_progress: Callable[[float],
 
 
 def cells_of(preset: Preset, job: Job) -> list[Cell]:
-    """References before those who are held against them."""
-    everyone = [one for one in EVERYONE if one != TRL_LIGER or _has_liger()]
+    """The exact gradients of a cell before those who are held against them."""
     cells = [
         Cell("limits", lambda _: measures.limits(preset)),
         Cell("loss_alone", lambda _: measures.loss_alone(preset.base)),
-        *(_update(job, preset, preset.base, one, everyone) for one in everyone),
-        *(_update(job, preset, work, one, ON_AXES) for work in preset.axes for one in ON_AXES),
     ]
+    for work in (preset.base, *preset.axes):
+        present = [one for one in contenders(work, preset) if one != TRL_LIGER or _has_liger()]
+        methods = dict.fromkeys(one.method for one in present)
+        cells += [Cell(exact_name(work, one), partial(_exact, EXACT[one], work)) for one in methods]
+        cells += [_update(job, preset, work, one) for one in present]
     sampling: tuple[tuple[str, Contender, dict[str, Any]], ...] = (
-        ("TRL", TRL_PLAIN, {}),
-        ("TRL, static cache", TRL_PLAIN, {"cache_implementation": "static"}),
+        ("TRL, defaults", TRL_DEFAULT, {}),
+        ("TRL, no checkpointing, static cache", TRL_PLAIN, {"cache_implementation": "static"}),
         ("ours", ADPO, {}),
-        ("ours, static cache", ADPO, {"cache_implementation": "static"}),
+        ("ours, decoding not compiled", ADPO, {"compile_sampling": False}),
     )
     cells += [
         Cell(f"whole-{label}", partial(_whole, one, preset, options), 2.0) for label, one, options in sampling
@@ -101,16 +99,20 @@ def update_name(work: Work, contender: Contender) -> str:
     return f"update-{work.name}-{contender.name}"
 
 
-def _update(job: Job, preset: Preset, work: Work, contender: Contender, present: Any) -> Cell:
-    reference = next((one for one in present if one.name == contender.reference), None)
+def exact_name(work: Work, method: str) -> str:
+    return f"exact-{work.name}-{method}"
 
+
+def _update(job: Job, preset: Preset, work: Work, contender: Contender) -> Cell:
     def compute(_: Any) -> Any:
-        expected = None
-        if reference is not None:
-            expected = job.result(Cell(update_name(work, reference), lambda _: None))["gradient"]
-        return measures.update(contender, work, preset, expected)
+        exact = job.result(Cell(exact_name(work, contender.method), lambda _: None))["gradient"]
+        return measures.update(contender, work, preset, exact)
 
     return Cell(update_name(work, contender), compute)
+
+
+def _exact(contender: Contender, work: Work, _: Any) -> Any:
+    return measures.exact_gradient(contender, work)
 
 
 def _whole(contender: Contender, preset: Preset, options: dict[str, Any], _: Any) -> Any:

@@ -13,13 +13,12 @@ from transformers import Trainer
 
 from adpo.anchors import Self
 from adpo.integrations.checkpoints import SafeCheckpoints
+from adpo.integrations.forms import scorer_of
 from adpo.integrations.listwise import sources
 from adpo.integrations.listwise.collate import Batch, tokens
 from adpo.integrations.listwise.reference import Scores, fingerprint
-from adpo.integrations.passes import SHARDED
 from adpo.lm.passes import whole_groups
 from adpo.lm.preference_table import PreferenceTable
-from adpo.lm.scorer import Scorer
 from adpo.lm.scoring import Sequences
 
 SCORED_AT_ONCE = 32  # completions, where nothing else is said
@@ -37,10 +36,7 @@ class Scoring(SafeCheckpoints, Trainer):  # type: ignore[misc]
         self._scores: dict[str, Tensor] = {}  # of the reference, by the fingerprint of the table
         self._starts: dict[str, Tensor] = {}  # where the completions of each list begin
         self._reference_key: str | None = None
-        policy = self.accelerator.unwrap_model(self.model)
-        sharded = self.accelerator.distributed_type in SHARDED
-        self.scorer = Scorer(policy, self.args.forms(sharded), self.args.logp_reduction)
-        self.args.settle_checkpointing(self.scorer)
+        self.scorer = scorer_of(self, self.args.logp_reduction)
 
     def _logp(self, model: nn.Module, rows: Sequences, reduction: Any = None) -> Tensor:
         """``[rows]``, differentiable."""

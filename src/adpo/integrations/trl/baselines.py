@@ -16,6 +16,7 @@ from trl import GRPOConfig
 from adpo.integrations.forms import ScoringForms
 from adpo.integrations.passes import Passes
 from adpo.integrations.trl.rows import Rows, trimmed
+from adpo.integrations.trl.sampling import SamplingForm
 from adpo.integrations.trl.scoring import Scoring
 
 MEAN_OF_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")
@@ -25,7 +26,7 @@ SUM_OF_TOKENS = ("dapo", "cispo", "vespo")
 
 
 @dataclass
-class FastGRPOConfig(ScoringForms, GRPOConfig):  # type: ignore[misc]
+class FastGRPOConfig(ScoringForms, SamplingForm, GRPOConfig):  # type: ignore[misc]
     """TRL's arguments, and the forms of scoring."""
 
     def __post_init__(self) -> None:

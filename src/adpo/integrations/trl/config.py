@@ -14,6 +14,7 @@ from trl import GRPOConfig
 
 from adpo.integrations.coordinates import Coordinates, choose
 from adpo.integrations.forms import ScoringForms
+from adpo.integrations.trl.sampling import SamplingForm
 
 MEANINGLESS = (
     *("beta", "delta", "epsilon", "epsilon_high", "importance_sampling_level", "loss_type", "scale_rewards"),
@@ -29,7 +30,7 @@ MEANINGLESS = (
 
 
 @dataclass
-class ADPOConfig(Coordinates, ScoringForms, GRPOConfig):  # type: ignore[misc]
+class ADPOConfig(Coordinates, ScoringForms, SamplingForm, GRPOConfig):  # type: ignore[misc]
     """Arguments of `ADPOTrainer`; fields that are not listed here mean what they mean in TRL."""
 
     ANCHORS: ClassVar[Sequence[str]] = ("on_policy", "fixed", "ema", "refresh")

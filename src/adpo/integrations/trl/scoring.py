@@ -7,25 +7,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from adpo.integrations.passes import SHARDED
-from adpo.integrations.trl.resume import ExactResume
+from adpo.integrations.forms import scorer_of
 from adpo.integrations.trl.rows import Rows, split
-from adpo.lm.scorer import Scorer
+from adpo.integrations.trl.sampling import Sampling
 from adpo.lm.scoring import Sequences
 
 
-class Scoring(ExactResume):
+class Scoring(Sampling):
     """A `GRPOTrainer` that scores rows, in the form its arguments ask for."""
 
     _sampling = False  # TRL is at work on a rollout, and what it would score for its own loss is not needed
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        policy = self.accelerator.unwrap_model(self.model)
-        reduction: Any = getattr(self.args, "logp_reduction", "sum")
-        sharded = self.accelerator.distributed_type in SHARDED
-        self.scorer = Scorer(policy, self.args.forms(sharded), reduction, self.temperature)
-        self.args.settle_checkpointing(self.scorer)
+        self.scorer = scorer_of(self, getattr(self.args, "logp_reduction", "sum"), self.temperature)
         if self.ref_model is not None:
             self.scorer.accept(self.accelerator.unwrap_model(self.ref_model))
 

@@ -1,0 +1,79 @@
+"""Sampling with the model itself, where no engine such as vLLM does it: compiled, over a cache of fixed size.
+
+A token is sampled by hundreds of small kernels, and starting them takes longer than they run. Compiled, they are
+one graph that is replayed. It is made for one size of the batch and of the cache: prompts are padded to a few
+sizes, and batches that are no rollouts (evaluation) are sampled as before.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from dataclasses import dataclass, field
+from typing import Any
+
+from adpo.integrations.passes import SHARDED
+from adpo.integrations.trl.resume import ExactResume
+
+log = logging.getLogger("adpo")
+PADDED_TO = 64
+"""Prompts have a multiple of so many tokens, that the cache may have few sizes."""
+
+
+@dataclass
+class SamplingForm:
+    """To be mixed into a trainer's own arguments."""
+
+    compile_sampling: bool = field(
+        default=True, metadata={"help": "Sample by compiled decoding, on a GPU with triton and without vLLM."}
+    )
+
+
+class Sampling(ExactResume):
+    """A `GRPOTrainer` that chooses how its own model samples."""
+
+    pad_to_multiple_of: int | None
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.why_not_compiled = self._why_not_compiled()
+        if self.why_not_compiled is None:
+            self.pad_to_multiple_of = self.pad_to_multiple_of or PADDED_TO
+        log.info("sampling: %s", self.how_sampled())
+
+    def how_sampled(self) -> str:
+        """As one line."""
+        if self.why_not_compiled is None:
+            return "compiled decoding over a cache of fixed size; compiled during the first rollout"
+        return f"by the means of TRL ({self.why_not_compiled})"
+
+    def _why_not_compiled(self) -> str | None:
+        args = self.args
+        if not args.compile_sampling:
+            return "asked for"
+        if args.use_vllm or args.use_transformers_continuous_batching:
+            return "vLLM" if args.use_vllm else "continuous batching"
+        if args.cache_implementation is not None or "cache_implementation" in (args.generation_kwargs or {}):
+            return "a cache was asked for"
+        if self.accelerator.distributed_type in SHARDED:
+            return "its parameters are sharded"
+        if self.accelerator.device.type != "cuda":
+            return "no GPU"
+        return None if importlib.util.find_spec("triton") else "triton is missing"
+
+    def _generate_single_turn(self, *arguments: Any, **options: Any) -> Any:
+        if self.why_not_compiled is not None or not self.model.training:
+            return super()._generate_single_turn(*arguments, **options)
+        self._choose("static", compiled=True)
+        try:
+            return super()._generate_single_turn(*arguments, **options)
+        except RuntimeError as error:  # of the compiler, of memory, of a model that has no such cache
+            self.why_not_compiled = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            log.warning("compiled decoding failed, going on without: %s", self.why_not_compiled)
+        finally:
+            self._choose(None, compiled=False)
+        return super()._generate_single_turn(*arguments, **options)
+
+    def _choose(self, cache: str | None, *, compiled: bool) -> None:
+        self.generation_config.cache_implementation = self.generation_kwargs["cache_implementation"] = cache
+        self.generation_config.disable_compile = not compiled
