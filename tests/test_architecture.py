@@ -91,6 +91,7 @@ MAY_USE = {  # besides torch: few, named files
     "experiments/listwise/models.py": {"transformers"},
     "experiments/listwise/summary.py": {"rich"},
     "lm/gguf.py": {"transformers"},
+    "lm/head_kernels.py": {"triton"},
     "lm/verifier_process.py": {"math_verify"},
     "lm/embedded.py": {"tokenizers", "transformers"},
     "lm/attention.py": {"transformers"},
@@ -165,6 +166,8 @@ def test_import_adpo_costs_less_than_a_third_of_a_second():
 def test_docstring_examples_run(name):
     if name.startswith("adpo.integrations.trl"):
         pytest.importorskip("trl")
+    if name == "adpo.lm.head_kernels":
+        pytest.importorskip("triton")
     results = doctest.testmod(importlib.import_module(name))
     assert results.failed == 0
 

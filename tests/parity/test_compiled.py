@@ -8,7 +8,7 @@ pytest.importorskip("transformers")
 import test_packed
 from torch._dynamo.utils import counters
 
-from adpo.lm.compiled import compile_layers, decoder_layers, why_not_compiled
+from adpo.lm.compiled import CompiledLayers, decoder_layers, why_not_compiled
 from adpo.lm.packed_scoring import packed_seq_logp
 from adpo.lm.packing import packed
 
@@ -18,7 +18,7 @@ def test_values_gradients_and_number_of_compilations(checkpointing, monkeypatch)
     monkeypatch.setitem(test_packed.SIZES, "num_hidden_layers", 3)
     plain, made = test_packed.model("qwen3"), test_packed.model("qwen3")
     torch._dynamo.reset()
-    compile_layers(made, backend="aot_eager")
+    CompiledLayers(made, backend="aot_eager")
     if checkpointing:
         made.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         made.train()
@@ -44,3 +44,16 @@ def test_a_cpu_compiles_nothing_by_itself():
     model = test_packed.model("qwen3")
     assert why_not_compiled(model) == "layers are compiled on a GPU"
     assert len(decoder_layers(model)) == 2
+
+
+def test_layers_that_the_compiler_does_not_take_are_used_as_they_are(caplog):
+    def broken(*_):
+        raise AssertionError("no such graph")
+
+    plain, made = test_packed.model("qwen3"), test_packed.model("qwen3")
+    torch._dynamo.reset()
+    layers = CompiledLayers(made, backend=broken)
+    batch = packed(*test_packed.lists(0))
+    torch.testing.assert_close(packed_seq_logp(made, batch), packed_seq_logp(plain, batch), rtol=0, atol=0)
+    assert "gave up" in layers.why_not
+    assert sum("not compiled" in line for line in caplog.messages) == 1

@@ -8,7 +8,7 @@ pytest.importorskip("transformers")
 import test_head
 import test_packed
 
-from adpo.lm.compiled import compile_layers
+from adpo.lm.compiled import CompiledLayers
 from adpo.lm.head import fused_token_scores, token_scores, weighted_token_logp
 from adpo.lm.packed_scoring import packed_seq_logp, packed_weighted_logp, why_not_packed
 from adpo.lm.packing import packed
@@ -60,7 +60,7 @@ def test_packed_rows(kind, share, compiled, dtype):
     plain, other = (test_packed.model(kind).cuda().to(dtype) for _ in range(2))
     truth = test_packed.model(kind).cuda().to(dtype).float()
     if compiled:
-        compile_layers(other)
+        CompiledLayers(other)
     for seed in range(3):
         prompts, completions = test_packed.lists(seed, groups=seed + 2)
         rows = type(sequences([[1]], [[2]], 0))(*(part.cuda() for part in sequences(prompts, completions, pad=0)))
@@ -104,7 +104,7 @@ def test_no_number_of_tokens_compiles_anew():
 
     model = test_packed.model("qwen3").cuda().bfloat16()
     torch._dynamo.reset()
-    compile_layers(model)
+    CompiledLayers(model)
     seen = []
     for seed in range(6):
         batch = packed(*test_packed.lists(seed, groups=seed + 2)).to(torch.device("cuda"))

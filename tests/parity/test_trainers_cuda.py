@@ -88,7 +88,8 @@ def test_memory_that_runs_out_halves_the_budget(tmp_path, monkeypatch):
 
 def test_compiled_decoding_samples_from_the_policy(tmp_path):
     """As often as the model says: first tokens of many completions against the probabilities of the prompt."""
-    trainer = sampled(tmp_path / "a")
+    assert "the cache of fixed size takes one" in sampled(tmp_path / "b", torch.float32).why_not_compiled
+    trainer = sampled(tmp_path / "a", torch.bfloat16)
     assert trainer.why_not_compiled is None
     assert trainer.generation_config.cache_implementation is None  # evaluation is as before
     prompts = [[2, 3, 4], [5, 6], [7]]
@@ -101,7 +102,7 @@ def test_compiled_decoding_samples_from_the_policy(tmp_path):
     assert trainer.why_not_compiled is None
 
 
-def sampled(folder):
+def sampled(folder, dtype):
     """A trainer whose model samples by itself, after two steps."""
     from datasets import Dataset
 
@@ -109,7 +110,7 @@ def sampled(folder):
 
     given = {"per_device_train_batch_size": 8, "max_steps": 2, "num_generations": 4, "max_completion_length": 12}
     trainer = ADPOTrainer(
-        model=tiny_lm.model(),
+        model=tiny_lm.model().to(dtype),
         reward_funcs=online.reward,
         args=ADPOConfig(str(folder), report_to="none", save_strategy="no", disable_tqdm=True, **given),
         train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in online.PROMPTS]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -19,6 +19,19 @@ FEW = 4096
 SHARDED = ("FSDP", "DEEPSPEED")
 """Kinds of distribution where a forward pass is a matter of all processes."""
 log = logging.getLogger("adpo")
+
+
+@contextlib.contextmanager
+def one_thread(device: torch.device) -> Iterator[None]:
+    """What the CPU does beside a GPU is small: threads would wait for each other longer than they work."""
+    threads = torch.get_num_threads()
+    if device.type == "cuda":
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
 
 
 class ByIndex(NamedTuple):
@@ -49,6 +62,12 @@ class Passes:
         self, step: Callable[[list[Tensor]], T], parts: Callable[[], list[Tensor]], tokens: Callable[[Tensor], int]
     ) -> T:
         """What ``step`` makes of these parts; if memory runs out on the way, of smaller ones."""
+        with one_thread(self.scorer.device):
+            return self._made(step, parts, tokens)
+
+    def _made(
+        self, step: Callable[[list[Tensor]], T], parts: Callable[[], list[Tensor]], tokens: Callable[[Tensor], int]
+    ) -> T:
         self._settle()
         chosen = parts()
         before = self._gradients(max((tokens(part) for part in chosen), default=0))

@@ -59,9 +59,24 @@ def packed_attention(
         query, key, value = (states.to(torch.get_autocast_dtype(kind)) for states in (query, key, value))
     q, k, v = (states.squeeze(0).transpose(0, 1) for states in (query, key, value))
     if plan.keys is not None:
-        k, v = k.index_select(0, plan.keys), v.index_select(0, plan.keys)
+        k, v = (_Gathered.apply(states, *plan.keys) for states in (k, v))  # type: ignore[no-untyped-call]
     attend = _varlen if takes_varlen(q.device, q.dtype, q.shape[-1]) else _stretch_by_stretch
     return attend(q, k, v, plan, scaling).unsqueeze(0)
+
+
+class _Gathered(torch.autograd.Function):
+    """Rows of a table by their numbers; most of them once: little has to be summed in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, tokens: Tensor, *places: Tensor) -> Tensor:
+        ctx.save_for_backward(*places)
+        return states.index_select(0, tokens)
+
+    @staticmethod
+    def backward(ctx: Any, above: Tensor) -> tuple[Tensor | None, ...]:
+        first, again, again_tokens = ctx.saved_tensors
+        once = above.index_select(0, first)
+        return once.index_add(0, again_tokens, above.index_select(0, again)), None, None, None, None
 
 
 def takes_varlen(device: torch.device, dtype: torch.dtype, width: int) -> bool:

@@ -23,8 +23,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-CHUNK_ELEMENTS = {"cpu": 2**25, "cuda": 2**28}
+CHUNK_ELEMENTS = {"cpu": 2**25, "cuda": 2**29}
 """Logits that exist at a time."""
+EVEN = 1024
+"""Tokens of a chunk are a multiple of this, where there are so many: matrix products like even shapes."""
 
 
 class TokenScores(NamedTuple):
@@ -107,7 +109,7 @@ class _Scores(torch.autograd.Function):
         logp, normaliser, entropy = (torch.empty(len(hidden), device=hidden.device) for _ in range(3))
         with layer.precision():
             for part, logits in layer.logits():
-                read = _read(hidden.device)(logits, targets[part], temperature, with_entropy)
+                read = _on(hidden.device).read(logits, targets[part], temperature, with_entropy)
                 logp[part], normaliser[part] = read[0], read[1]
                 if with_entropy:
                     entropy[part] = read[2]
@@ -125,7 +127,7 @@ class _Scores(torch.autograd.Function):
         above = torch.zeros_like(normaliser) if above is None else above.float()
         for part, logits in layer.logits():
             more = None if above_entropy is None else above_entropy[part].float()
-            slopes = _slopes(hidden.device)(
+            slopes = _on(hidden.device).slopes(
                 logits, targets[part], temperature, normaliser[part], entropy[part], above[part], more
             )
             gradient.add(part, slopes)
@@ -153,7 +155,9 @@ class _Weighted(torch.autograd.Function):
         logp = torch.empty(len(hidden), device=hidden.device)
         with layer.precision():
             for part, logits in layer.logits():
-                logp[part], slopes = _read_and_slopes(hidden.device)(logits, targets[part], temperature, c[part])
+                logp[part], slopes = _on(hidden.device).read_and_slopes(
+                    logits, targets[part], temperature, c[part]
+                )
                 gradient.add(part, slopes)
         ctx.save_for_backward(*gradient.found())
         ctx.mark_non_differentiable(logp)
@@ -187,7 +191,8 @@ class _Layer:
         self.narrow = weight.to(self.dtype)
         self.narrow_bias = None if bias is None else bias.to(self.dtype)
         most = CHUNK_ELEMENTS.get(kind, CHUNK_ELEMENTS["cpu"])
-        self.chunk = chunk or max(1, most // weight.shape[0])
+        fits = max(1, most // weight.shape[0])
+        self.chunk = chunk or fits // EVEN * EVEN or fits
 
     def precision(self) -> AbstractContextManager[Any]:
         """What is computed here is cast by hand."""
@@ -235,7 +240,7 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
         total.addmm_(left.float(), right.float())
 
 
-# What is done to a chunk of logits. On a GPU these are compiled: each is one or two readings of the chunk.
+# What is done to a chunk of logits; on a GPU by the kernels of `adpo.lm.head_kernels`.
 
 
 def _plain_read(
@@ -276,17 +281,18 @@ def _plain_read_and_slopes(
     return logp, _plain_slopes(logits, targets, temperature, normaliser, normaliser, c, None)
 
 
-def _for_device(function: Callable[..., Any]) -> Callable[[torch.device], Callable[..., Any]]:
-    @cache
-    def compiled() -> Callable[..., Any]:
-        made: Callable[..., Any] = torch.compile(function, dynamic=True)
-        return made
-
-    def choose(device: torch.device) -> Callable[..., Any]:
-        return compiled() if device.type == "cuda" and importlib.util.find_spec("triton") else function
-
-    return choose
+class _Work(NamedTuple):
+    read: Callable[..., Any] = _plain_read
+    slopes: Callable[..., Any] = _plain_slopes
+    read_and_slopes: Callable[..., Any] = _plain_read_and_slopes
 
 
-_read, _slopes = _for_device(_plain_read), _for_device(_plain_slopes)
-_read_and_slopes = _for_device(_plain_read_and_slopes)
+@cache
+def _kernels() -> _Work:
+    from adpo.lm import head_kernels
+
+    return _Work(head_kernels.read, head_kernels.slopes, head_kernels.read_and_slopes)
+
+
+def _on(device: torch.device) -> _Work:
+    return _kernels() if device.type == "cuda" and importlib.util.find_spec("triton") else _Work()

@@ -17,18 +17,36 @@ from torch import Tensor
 from adpo.lm.scoring import Sequences
 
 
+class Keys(NamedTuple):
+    """Which tokens the gathered keys are: those of a shared prompt stand there once for each completion."""
+
+    tokens: Tensor  # [gathered keys]
+    first: Tensor  # [tokens]: where each of them stands first
+    again: Tensor  # where a token stands that has stood before
+    again_tokens: Tensor  # which one that is
+
+    @classmethod
+    def of(cls, tokens: Tensor) -> Keys:
+        """Every token stands at least once."""
+        order = torch.sort(tokens, stable=True)
+        new = torch.ones_like(tokens, dtype=torch.bool)
+        new[1:] = order.values[1:] != order.values[:-1]
+        again = order.indices[~new].sort().values
+        return cls(tokens, order.indices[new], again, tokens[again])
+
+
 @dataclass(frozen=True)
 class Plan:
     """Stretches of queries, each with its stretch of keys; the last query is aligned with the last key."""
 
     query_starts: Tensor  # [stretches + 1], int32: where each stretch begins, and the end
     key_starts: Tensor  # [stretches + 1], int32, in the row of gathered keys
-    keys: Tensor | None  # [gathered keys]: which tokens they are; None where they are all tokens in their order
+    keys: Keys | None  # None where they are all tokens in their order
     longest_query: int
     longest_key: int
 
     def to(self, device: torch.device) -> Plan:
-        keys = None if self.keys is None else self.keys.to(device, non_blocking=True)
+        keys = None if self.keys is None else Keys(*(part.to(device, non_blocking=True) for part in self.keys))
         queries = self.query_starts.to(device, non_blocking=True)
         starts = self.key_starts.to(device, non_blocking=True)
         return Plan(queries, starts, keys, self.longest_query, self.longest_key)
@@ -163,7 +181,7 @@ def _plan(lengths: Lengths, own: Tensor, prompt_at: Tensor) -> Plan:
     return Plan(
         torch.cat([_starts(queries), queries.sum().view(1)]).int(),
         torch.cat([_starts(of_stretch), of_stretch.sum().view(1)]).int(),
-        None if in_order else keys,
+        None if in_order else Keys.of(keys),
         int(queries.max()),
         int(of_stretch.max()),
     )

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from adpo.lm.attention import takes_varlen
 from adpo.lm.budget import TokenBudget
-from adpo.lm.compiled import compile_layers, why_not_compiled
+from adpo.lm.compiled import CompiledLayers, why_not_compiled
 from adpo.lm.head import TokenScores
 from adpo.lm.packed_scoring import (
     accept_scoring,
@@ -66,11 +66,10 @@ class Scorer:
         self.varlen = takes_varlen(self.device, precision or next(model.parameters()).dtype, head_width(model))
         self.why_padded = self._why_padded(model)
         self.packs = self.why_padded is None
-        self.why_plain = self._why_plain(model)
+        self._why_plain = self._layers_plain(model)
         if self.packs:
             self.accept(model)
-        if self.why_plain is None:
-            compile_layers(model)
+        self._compiled = CompiledLayers(model) if self._why_plain is None else None
         log.info("scoring: %s", self.chosen())
 
     def _why_padded(self, model: Any) -> str | None:
@@ -85,13 +84,17 @@ class Scorer:
             raise ValueError(f"scoring packed does not work with this model: {reason}")
         return reason
 
-    def _why_plain(self, model: Any) -> str | None:
-        """What keeps the layers from being compiled."""
+    def _layers_plain(self, model: Any) -> str | None:
         if not self.packs:
             return "rows are padded"
         if self.forms.compile_layers is False:
             return "asked for"
         return None if self.forms.compile_layers else why_not_compiled(model)
+
+    @property
+    def why_plain(self) -> str | None:
+        """What keeps the layers from being compiled."""
+        return self._why_plain if self._compiled is None else self._compiled.why_not
 
     def chosen(self) -> str:
         """The forms in use, as one line."""

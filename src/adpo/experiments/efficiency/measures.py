@@ -16,7 +16,7 @@ from adpo.baselines import grpo_loss
 from adpo.experiments.efficiency.contenders import KeepGradient, clock, trainer_of
 from adpo.experiments.efficiency.policies import END, policy
 from adpo.experiments.efficiency.protocol import Contender, Preset, Rollout, Work, rollout
-from adpo.lm.compiled import compile_layers, why_not_compiled
+from adpo.lm.compiled import CompiledLayers, why_not_compiled
 from adpo.lm.head import weighted_token_logp
 from adpo.lm.packed_scoring import hidden_states
 from adpo.lm.packing import Packed, packed
@@ -66,7 +66,8 @@ def update(contender: Contender, work: Work, preset: Preset, expected: list[floa
     model = policy(work.policy, device())
     given = work_of(work, model)
     every = 2 if contender.second_step else 1
-    steps = every * (preset.warm_up + preset.updates)
+    before = every * contender.warm_up(preset)
+    steps = before + every * preset.updates
     trainer = trainer_of(contender, work, given, model, steps)
     off: list[float] = []
 
@@ -81,11 +82,11 @@ def update(contender: Contender, work: Work, preset: Preset, expected: list[floa
     trainer.add_callback(KeepGradient(trainer, every - 1, compare))  # the weights never move: always the same one
     _reset_peak()
     trainer.train()
-    seconds = trainer.updates[every * preset.warm_up :][every - 1 :: every]
+    seconds = trainer.updates[before:][every - 1 :: every]
     return {
         "seconds": statistics.median(seconds),
         "all_seconds": seconds,
-        "warm_up_seconds": trainer.updates[: every * preset.warm_up],
+        "warm_up_seconds": trainer.updates[:before],
         "useful_tokens": given.useful,
         "peak_gib": _peak(),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
@@ -113,22 +114,23 @@ def difference(found: list[float], expected: list[float]) -> float:
 
 
 @cleaned
-def whole_step(contender: Contender, preset: Preset, **options: Any) -> dict[str, Any]:
+def whole_step(contender: Contender, preset: Preset) -> dict[str, Any]:
     """Sampling and update together, every completion of the same length."""
     work = replace(preset.base, longest=preset.whole_step)
     model = policy(work.policy, device())
     given = work_of(work, model)
-    steps = preset.warm_up + preset.updates
+    before = contender.warm_up(preset)
     always = {"min_new_tokens": work.longest}
-    trainer = trainer_of(contender, work, given, model, steps, generation_kwargs=always, **options)
+    trainer = trainer_of(contender, work, given, model, before + preset.updates, generation_kwargs=always)
     trainer.sampled = True
     trainer.train()
-    whole, updates = trainer.whole[preset.warm_up :], trainer.updates[preset.warm_up :]
+    whole, updates = trainer.whole[before:], trainer.updates[before:]
     return {
         "seconds": statistics.median(whole),
         "of_which_update": statistics.median(updates),
         "all_seconds": whole,
         "first_seconds": trainer.whole[0],
+        "sampling": getattr(trainer, "how_sampled", lambda: "TRL's own")(),
         "sampled_tokens": work.rows * work.longest,
     }
 
@@ -177,7 +179,7 @@ def next_token_rate(work: Work, where: torch.device, times: int) -> dict[str, fl
     model = policy(work.policy, where)
     batches = [batch.to(where) for batch in next_token_batches(work_of(work, model))]
     if why_not_compiled(model) is None:
-        compile_layers(model)
+        CompiledLayers(model)
     seconds = _fastest(lambda: next_token(model, batches), where, times)
     return {"seconds": seconds, "tokens_per_second": sum(len(batch.targets) for batch in batches) / seconds}
 

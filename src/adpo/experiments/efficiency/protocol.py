@@ -83,6 +83,9 @@ class Contender:
     second_step: bool = False  # on the same rollout, where the policy has left its anchor
     tokens_as_trl: bool = False  # in a pass: as many as in TRL's micro-batch, without their padding
 
+    def warm_up(self, preset: Preset) -> int:
+        return preset.warm_up if self.trainer == "ours" else 1
+
 
 PLAIN = (("gradient_checkpointing", False),)
 TRL_DEFAULT = Contender("TRL GRPO, defaults", "trl", "grpo")
@@ -109,7 +112,7 @@ EVERYONE = (
     *(TRL_DEFAULT, TRL_PLAIN, TRL_LIGER, TRL_GSPO, PADDED_ADPO, GRPO, GSPO, ADPO, ADPO_SECOND),
     *(SMALL_PASSES, NOT_COMPILED, NOT_SHARED, SPLIT_GROUPS),
 )
-ON_AXES = (TRL_DEFAULT, TRL_PLAIN, GRPO, ADPO)
+ON_AXES = (TRL_DEFAULT, GRPO, ADPO)
 EXACT = {
     "grpo": Contender("TRL GRPO, float32", "trl", "grpo"),
     "gspo": Contender("TRL GSPO, float32", "trl", "gspo"),
@@ -122,7 +125,7 @@ def contenders(work: Work, preset: Preset) -> tuple[Contender, ...]:
     """Everyone in the base cell; around it those who matter."""
     if work == preset.base:
         return EVERYONE
-    return (*ON_AXES, SMALL_PASSES) if work.lengths == "long" else ON_AXES
+    return (*ON_AXES, TRL_PLAIN, SMALL_PASSES) if work.lengths == "long" else ON_AXES
 
 
 @dataclass(frozen=True)
@@ -132,7 +135,7 @@ class Preset:
     base: Work
     axes: tuple[Work, ...]
     updates: int  # that are timed
-    warm_up: int
+    warm_up: int  # of ours, which compile; others have one
     tolerance: float  # relative, between a gradient and that in float32
     whole_step: int  # completion tokens in the timing of sampling and update together
     most_tokens: int  # where the search for the largest pass ends
@@ -143,7 +146,7 @@ def around(base: Work, other_policy: str, long_prompt: int, many: tuple[int, int
         replace(base, lengths="long"),
         replace(base, dead=0.5),
         replace(base, members=many[0]),
-        replace(base, members=many[1], groups=max(1, base.groups // 4)),
+        replace(base, members=many[1], groups=1),
         replace(base, prompt=long_prompt),
         replace(base, policy=other_policy),
     )
@@ -168,7 +171,7 @@ PRESETS = {
         warm_up=2,
         tolerance=0.1,
         whole_step=256,
-        most_tokens=131072,
+        most_tokens=73728,
     ),
 }
 

@@ -27,7 +27,7 @@ from adpo.experiments.efficiency.protocol import (
     contenders,
     described,
 )
-from adpo.experiments.efficiency.summary import goals, markdown, rows_of, terminal_tables
+from adpo.experiments.efficiency.summary import goals, markdown, rows_of, terminal_tables, update_name, whole_name
 from adpo.files import write_json
 from adpo.provenance import provenance
 
@@ -78,25 +78,15 @@ def cells_of(preset: Preset, job: Job) -> list[Cell]:
         Cell("loss_alone", lambda _: measures.loss_alone(preset.base)),
     ]
     for work in (preset.base, *preset.axes):
-        present = [one for one in contenders(work, preset) if one != TRL_LIGER or _has_liger()]
+        present = [one for one in contenders(work, preset) if one != TRL_LIGER]
         methods = dict.fromkeys(one.method for one in present)
         cells += [Cell(exact_name(work, one), partial(_exact, EXACT[one], work)) for one in methods]
         cells += [_update(job, preset, work, one) for one in present]
-    sampling: tuple[tuple[str, Contender, dict[str, Any]], ...] = (
-        ("TRL, defaults", TRL_DEFAULT, {}),
-        ("TRL, no checkpointing, static cache", TRL_PLAIN, {"cache_implementation": "static"}),
-        ("ours", ADPO, {}),
-        ("ours, decoding not compiled", ADPO, {"compile_sampling": False}),
-    )
-    cells += [
-        Cell(f"whole-{label}", partial(_whole, one, preset, options), 2.0) for label, one, options in sampling
-    ]
+    cells += [Cell(whole_name(one), partial(_whole, one, preset), 3.0) for one in (TRL_DEFAULT, ADPO)]
     cells += [Cell(f"fits-{one.name}", partial(_fits, one, preset), 2.0) for one in (TRL_DEFAULT, TRL_PLAIN, ADPO)]
+    if _has_liger():  # the last one: it puts its kernels into the models of this process
+        cells.append(_update(job, preset, preset.base, TRL_LIGER))
     return cells
-
-
-def update_name(work: Work, contender: Contender) -> str:
-    return f"update-{work.name}-{contender.name}"
 
 
 def exact_name(work: Work, method: str) -> str:
@@ -115,8 +105,8 @@ def _exact(contender: Contender, work: Work, _: Any) -> Any:
     return measures.exact_gradient(contender, work)
 
 
-def _whole(contender: Contender, preset: Preset, options: dict[str, Any], _: Any) -> Any:
-    return measures.whole_step(contender, preset, **options)
+def _whole(contender: Contender, preset: Preset, _: Any) -> Any:
+    return measures.whole_step(contender, preset)
 
 
 def _fits(contender: Contender, preset: Preset, _: Any) -> Any:

@@ -42,6 +42,14 @@ class Goal(NamedTuple):
         return self.found >= self.wanted if self.at_least else self.found <= self.wanted
 
 
+def update_name(work: Work, contender: Contender) -> str:
+    return f"update-{work.name}-{contender.name}"
+
+
+def whole_name(contender: Contender) -> str:
+    return f"whole-{contender.name}"
+
+
 def rows_of(results: dict[str, Any], preset: Preset) -> list[dict[str, Any]]:
     """One line for each contender in each cell."""
     ceiling = results["limits"]["matmul_tflops"]
@@ -70,7 +78,7 @@ def rows_of(results: dict[str, Any], preset: Preset) -> list[dict[str, Any]]:
 
 
 def _measured(results: dict[str, Any], work: Work, contender: Contender) -> dict[str, Any] | None:
-    found: dict[str, Any] | None = results["updates"].get(f"update-{work.name}-{contender.name}")
+    found: dict[str, Any] | None = results["updates"].get(update_name(work, contender))
     return found
 
 
@@ -105,8 +113,7 @@ def goals(results: dict[str, Any], preset: Preset) -> list[dict[str, Any]]:
             return None
         return float(two["seconds"] / one["seconds"] / (two["useful_tokens"] / one["useful_tokens"]))
 
-    whole = {name: entry["seconds"] for name, entry in results["whole_steps"].items()}
-    sampled = [whole[f"whole-{who}"] for who in ("TRL, defaults", "ours")]
+    stock, ours = (results["whole_steps"][whole_name(one)]["seconds"] for one in (TRL_DEFAULT, ADPO))
     found = [
         Goal("mixed lengths: update, times stock TRL GRPO (defaults)", ratio(base, TRL_DEFAULT, ADPO), 5.0),
         Goal("mixed lengths: the same, TRL without checkpointing", ratio(base, TRL_PLAIN, ADPO), 3.5),
@@ -124,7 +131,7 @@ def goals(results: dict[str, Any], preset: Preset) -> list[dict[str, Any]]:
         Goal("ADPO at its anchor, times our GRPO", ratio(base, ADPO, GRPO), 1.02, False),
         Goal("ADPO away from it, groups whole, times our GRPO", ratio(base, ADPO_SECOND, GRPO), 1.02, False),
         Goal("groups split over passes, times groups whole", ratio(base, SPLIT_GROUPS, ADPO_SECOND), 1.4, False),
-        Goal("sampling and update together, times stock TRL (defaults)", sampled[0] / sampled[1], 2.0),
+        Goal("sampling and update together, times stock TRL (defaults)", stock / ours, 2.0),
         Goal("twice the completions: time by tokens, at most", growth(), 1.05, False),
         Goal("twice the completions: time by tokens, at least", growth(), 0.95),
     ]

@@ -12,6 +12,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import Any
 
+from adpo.integrations.forms import NARROW
 from adpo.integrations.passes import SHARDED
 from adpo.integrations.trl.resume import ExactResume
 
@@ -59,6 +60,9 @@ class Sampling(ExactResume):
             return "its parameters are sharded"
         if self.accelerator.device.type != "cuda":
             return "no GPU"
+        weights, passes = next(self.model.parameters()).dtype, NARROW.get(self.accelerator.mixed_precision)
+        if passes not in (None, weights):
+            return f"weights are {weights} and passes {passes}: the cache of fixed size takes one of them"
         return None if importlib.util.find_spec("triton") else "triton is missing"
 
     def _generate_single_turn(self, *arguments: Any, **options: Any) -> Any:
