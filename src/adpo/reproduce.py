@@ -76,6 +76,9 @@ def efficiency(
     ] = EfficiencyPreset.smoke,
     out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("runs/efficiency"),
     resume: Annotated[bool, typer.Option("--resume", help="Go on where an earlier run in --out stopped.")] = False,
+    minutes: Annotated[
+        float | None, typer.Option(min=0, help="Begin nothing after so many minutes; 0 shows what is there.")
+    ] = None,
 ) -> None:
     """How long one update takes: stock TRL and this package's trainers, the same work, the same gradients."""
     require("efficiency", "lm", "trl", "datasets", "rich")
@@ -88,7 +91,9 @@ def efficiency(
     columns = (*Progress.get_default_columns()[:-1], TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("efficiency", total=1.0)
-        results = run.reproduce(preset.value, out, resume, lambda share: progress.update(task, completed=share))
+        results = run.reproduce(
+            preset.value, out, resume, lambda share: progress.update(task, completed=share), minutes
+        )
     run.show(results, console)
     minutes, seconds = divmod(round(time.perf_counter() - started), 60)
     console.print(f"Results: {out / 'results.json'} (this run took {minutes} min {seconds} s)")

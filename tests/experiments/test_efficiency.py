@@ -12,17 +12,17 @@ pytest.importorskip("trl")
 from typer.testing import CliRunner
 
 from adpo.cli import app
-from adpo.experiments.efficiency import measures, run, summary
+from adpo.experiments.efficiency import measures, run
 from adpo.experiments.efficiency.protocol import (
     ADPO,
+    ADPO_SECOND,
     BASE,
-    EVERYONE,
+    EXACT,
     GRPO,
-    ON_AXES,
-    PADDED_ADPO,
     PRESETS,
+    SPLIT_GROUPS,
     TINY,
-    TRL_PLAIN,
+    TRL_DEFAULT,
     completion_lengths,
     rollout,
 )
@@ -47,66 +47,72 @@ def test_a_rollout_counts_useful_tokens_and_dead_groups():
     assert all(completion[-1] == 1 for completion in given.completions)
 
 
-def test_references_come_first():
-    for order in (EVERYONE, ON_AXES):
-        names = [contender.name for contender in order]
-        for place, contender in enumerate(order):
-            assert contender.reference is None or contender.reference in names[:place]
+SPLIT = replace(SPLIT_GROUPS, arguments=(("tokens_per_pass", 24),))  # as small as the groups here
 
 
-@pytest.mark.parametrize("contender", [GRPO, ADPO], ids=lambda one: one.name)
+@pytest.mark.parametrize("contender", [GRPO, ADPO, ADPO_SECOND, SPLIT], ids=lambda one: one.name)
 def test_gradients_are_compared_before_anything_is_timed(contender):
     preset = PRESETS["smoke"]
-    reference = next(one for one in EVERYONE if one.name == contender.reference)
-    expected = measures.update(reference, TINY, preset, None)["gradient"]
+    expected = measures.exact_gradient(EXACT[contender.method], TINY)["gradient"]
     found = measures.update(contender, TINY, preset, expected)
     assert found["gradient_off"] < 1e-4
     assert found["form"].startswith("packed")
     assert len(found["all_seconds"]) == preset.updates
+    assert found["rows_scored"] == (1.0 if contender == SPLIT else 0.0)
     wrong = [-value for value in expected]
-    with pytest.raises(ValueError, match=r"its gradient differs by 200\.0% from that of"):
+    with pytest.raises(ValueError, match=r"its gradient differs by 200\.0% from that in float32"):
         measures.update(contender, TINY, preset, wrong)
+
+
+def test_whole_steps_train_on_what_they_sampled():
+    """Nothing that was sampled ends, and it counts all the same."""
+    found = measures.whole_step(ADPO, replace(PRESETS["smoke"], updates=1))
+    assert found["rows_left_out"] == 0
+    assert found["sampling"].startswith("by the means of TRL")
 
 
 def test_the_command_writes_everything_and_resumes(tmp_path, monkeypatch):
     small = replace(PRESETS["smoke"], axes=(replace(TINY, lengths="long"),), updates=1)
     monkeypatch.setitem(PRESETS, "smoke", small)
-    monkeypatch.setattr(run, "EVERYONE", (TRL_PLAIN, PADDED_ADPO, GRPO, ADPO))
-    monkeypatch.setattr(run, "ON_AXES", (PADDED_ADPO, ADPO))
+    chosen = {TINY: (TRL_DEFAULT, GRPO, ADPO), small.axes[0]: (ADPO,)}
+    monkeypatch.setattr(run, "contenders", lambda work, _: chosen[work])
     measured = []
     update = measures.update
 
     def watched(contender, *rest):
         measured.append(contender.name)
-        if len(measured) == 3:
+        if len(measured) == 2:
             raise KeyboardInterrupt
         return update(contender, *rest)
 
     monkeypatch.setattr(measures, "update", watched)
-    monkeypatch.setattr(summary, "TRL_DEFAULT", TRL_PLAIN)
-    command = ["reproduce", "efficiency", "--out", str(tmp_path / "out")]
+    out = tmp_path / "out"
+    command = ["reproduce", "efficiency", "--out", str(out)]
     assert CliRunner().invoke(app, command).exit_code == 130
+    some = CliRunner().invoke(app, [*command, "--resume", "--minutes", "0"])
+    assert some.exit_code == 0, some.output
+    assert "Not measured yet: update-tiny-4x4-prompt8-mixed32-dead0-ours: ADPO" in some.output
+    assert len(json.loads((out / "results.json").read_text())["rows"]) == 1
     done = CliRunner().invoke(app, [*command, "--resume"])
     assert done.exit_code == 0, done.output
-    assert measured == [
-        TRL_PLAIN.name,
-        PADDED_ADPO.name,
-        GRPO.name,
-        GRPO.name,
-        ADPO.name,
-        PADDED_ADPO.name,
-        ADPO.name,
-    ]
-    results = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert len(results["rows"]) == 6
+    assert measured == [TRL_DEFAULT.name, GRPO.name, GRPO.name, ADPO.name, ADPO.name]
+    results = json.loads((out / "results.json").read_text())
+    assert len(results["rows"]) == 4
+    assert results["not_yet"] == []
     assert {goal["met"] for goal in results["goals"]} == {None}  # no verdict from a CPU
-    rows = list(csv.DictReader((tmp_path / "out" / "updates.csv").open()))
+    rows = list(csv.DictReader((out / "updates.csv").open()))
     assert [row["contender"] for row in rows] == [row["contender"] for row in results["rows"]]
-    assert "| ours: ADPO |" in (tmp_path / "out" / "tables.md").read_text()
-    assert (tmp_path / "out" / "updates.svg").exists()
+    assert "| ours: ADPO |" in (out / "tables.md").read_text()
+    assert (out / "updates.svg").exists()
     assert "ours: ADPO" in done.output
     for row in results["rows"]:
         assert row["tokens_per_second"] == pytest.approx(_useful(row, results) / row["seconds"], rel=0.05)
+
+
+def test_nothing_measured_is_one_line(tmp_path):
+    done = CliRunner().invoke(app, ["reproduce", "efficiency", "--out", str(tmp_path / "out"), "--minutes", "0"])
+    assert isinstance(done.exception, ValueError)
+    assert "holds no update yet" in str(done.exception)
 
 
 def _useful(row, results):

@@ -12,7 +12,7 @@ from small_memory import Small
 from trl import GRPOConfig, GRPOTrainer
 
 from adpo.integrations.trl.baselines import FastGRPOConfig, FastGRPOTrainer
-from adpo.lm.scorer import Scorer
+from adpo.lm import scorer
 
 ARGUMENTS = {
     "max_completion_length": online.LENGTH,
@@ -162,22 +162,22 @@ def test_padded_rows_go_the_way_of_trl(tmp_path):
 
 @pytest.mark.parametrize("kind", ["adpo", "grpo"])
 def test_groups_without_gradient_go_through_no_pass(tmp_path, monkeypatch, kind):
-    """Half of the groups: half of the tokens."""
+    """Half of the groups: half of the rows."""
     seen = []
-    begin = Scorer.size
+    repacked = scorer.repacked
 
-    def size(self, rows):
+    def watched(rows, *rest):
         seen.append(len(rows.input_ids))
-        return begin(self, rows)
+        return repacked(rows, *rest)
 
-    monkeypatch.setattr(Scorer, "size", size)
+    monkeypatch.setattr(scorer, "repacked", watched)
     options = {"num_iterations": 1, "max_steps": 1, "scoring": "packed"}
     if kind == "grpo":
         trainer = trained(Fast, tmp_path, two_of_four_groups_tied, loss_type="grpo", **options)
     else:
         monkeypatch.setattr(online, "reward", two_of_four_groups_tied)
         trainer = online.trained(tmp_path, 4, 4, steps=1, num_iterations=1, scoring="packed")
-    assert seen[-1] == 8
+    assert seen == [8]
     assert logged(trainer, "adpo/rows_left_out").tolist() == [0.5]
 
 

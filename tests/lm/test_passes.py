@@ -12,8 +12,9 @@ pytest.importorskip("transformers")
 
 from adpo.lm import budget as budgets
 from adpo.lm.budget import TokenBudget
-from adpo.lm.packing import Lengths
-from adpo.lm.passes import token_passes
+from adpo.lm.packing import Lengths, repacked
+from adpo.lm.passes import Sizes, token_passes
+from adpo.lm.scoring import sequences
 
 
 def tokens(part, prompt, completion, groups, share):
@@ -113,3 +114,18 @@ def test_what_is_asked_for_is_kept(gpu):
     budget.end()
     assert not budget.settle()
     assert budget.tokens == 500
+
+
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("seed", range(5))
+def test_sizes_are_the_tokens_that_are_packed(share, seed):
+    draw = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, 9, (6,), generator=draw).tolist()
+    prompts = [[10 + group] * lengths[group] for group in range(3) for _ in range(2)]
+    completions = [[5] * length for length in lengths]
+    rows, groups = sequences(prompts, completions, pad=0), torch.arange(6) // 2
+    sizes = Sizes(Lengths.of(rows), groups, share)
+    for chosen in (torch.tensor([0, 1]), torch.tensor([1, 2, 3, 5]), torch.tensor([4])):
+        assert sizes.tokens(chosen) == len(repacked(rows.take(chosen), share).input_ids)
+        assert sizes.of(chosen).tokens(torch.arange(len(chosen))) == sizes.tokens(chosen)
+    assert sizes.tokens(torch.tensor([], dtype=torch.long)) == 0

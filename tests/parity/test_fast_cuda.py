@@ -119,7 +119,7 @@ def test_the_budget_is_found_and_kept():
     rows = type(sequences([[1]], [[2]], 0))(
         *(part.cuda() for part in sequences(*test_packed.lists(1, groups=8), pad=0))
     )
-    scorer.budget.begin(scorer.size(rows))
+    scorer.budget.begin(int(rows.attention_mask.sum()))
     scorer.logp(model, rows).sum().backward()
     scorer.budget.end()
     assert scorer.budget.bytes_per_token > 0

@@ -82,7 +82,7 @@ class Job:
         """
         missing = []
         for cell in cells:
-            if self._path(cell).exists():
+            if self.has(cell):
                 read_json(self._path(cell))
                 on_progress(cell, 1.0)
             else:
@@ -103,6 +103,10 @@ class Job:
             if provenance not in found:
                 found.append(provenance)
         return found
+
+    def has(self, cell: Cell) -> bool:
+        """Whether a cell has ended."""
+        return self._path(cell).exists()
 
     def result(self, cell: Cell) -> Any:
         """Of a cell that has ended."""

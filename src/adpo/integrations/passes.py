@@ -62,12 +62,6 @@ class Passes:
         self, step: Callable[[list[Tensor]], T], parts: Callable[[], list[Tensor]], tokens: Callable[[Tensor], int]
     ) -> T:
         """What ``step`` makes of these parts; if memory runs out on the way, of smaller ones."""
-        with one_thread(self.scorer.device):
-            return self._made(step, parts, tokens)
-
-    def _made(
-        self, step: Callable[[list[Tensor]], T], parts: Callable[[], list[Tensor]], tokens: Callable[[Tensor], int]
-    ) -> T:
         self._settle()
         chosen = parts()
         before = self._gradients(max((tokens(part) for part in chosen), default=0))

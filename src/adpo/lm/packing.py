@@ -25,15 +25,6 @@ class Keys(NamedTuple):
     again: Tensor  # where a token stands that has stood before
     again_tokens: Tensor  # which one that is
 
-    @classmethod
-    def of(cls, tokens: Tensor) -> Keys:
-        """Every token stands at least once."""
-        order = torch.sort(tokens, stable=True)
-        new = torch.ones_like(tokens, dtype=torch.bool)
-        new[1:] = order.values[1:] != order.values[:-1]
-        again = order.indices[~new].sort().values
-        return cls(tokens, order.indices[new], again, tokens[again])
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -138,29 +129,30 @@ def _packed(flat: Tensor, lengths: Lengths, share: bool) -> Packed:
         )
     rows = len(prompt)
     own = ~lengths.repeats if share else torch.ones(rows, dtype=torch.bool)  # brings its prompt along
-    starts = _starts(prompt + completion)
-    row = torch.repeat_interleave(torch.arange(rows), prompt + completion)
-    position = torch.arange(len(flat)) - starts[row]
-    of_completion = position >= prompt[row]
-    stays = of_completion | own[row]
-    place = stays.cumsum(0) - 1  # in the packed row
     lender = torch.where(own, torch.arange(rows), 0).cummax(0).values  # the row that brings the prompt
-    prompt_at = place[starts[lender]]
-    first = position[of_completion] == prompt[row[of_completion]]
-    of_row = row[of_completion]
-    before = torch.where(first, prompt_at[of_row] + prompt[of_row] - 1, place[of_completion] - 1)
+    brought = torch.where(own, prompt, 0)
+    at = _starts(brought + completion)  # of each row, in the packed row
+    prompt_at, completion_at = at[lender], at + brought
+    in_flat = _starts(prompt + completion)
+    # What stays: of every row its prompt, if it brings one, and its completion.
+    counts = torch.stack([brought, completion], 1).view(-1)
+    source = _intervals(torch.stack([in_flat, in_flat + prompt], 1).view(-1), counts)
+    position = _intervals(torch.stack([torch.zeros_like(prompt), prompt], 1).view(-1), counts)
+    before = _intervals(completion_at - 1, completion)
+    written = completion > 0
+    before[_starts(completion)[written]] = (prompt_at + prompt - 1)[written]
     return Packed(
-        flat[stays],
-        position[stays],
-        _plan(lengths, own, prompt_at),
+        flat[source],
+        position,
+        _plan(lengths, own, prompt_at, completion_at),
         before,
-        flat[of_completion],
-        of_row,
+        flat[_intervals(in_flat + prompt, completion)],
+        torch.repeat_interleave(torch.arange(rows), completion),
         rows,
     )
 
 
-def _plan(lengths: Lengths, own: Tensor, prompt_at: Tensor) -> Plan:
+def _plan(lengths: Lengths, own: Tensor, prompt_at: Tensor, completion_at: Tensor) -> Plan:
     """A prompt that is shared is a stretch of its own; one with a single completion is one stretch with it."""
     prompt, completion = lengths.prompt, lengths.completion
     last = torch.ones_like(own)
@@ -169,22 +161,34 @@ def _plan(lengths: Lengths, own: Tensor, prompt_at: Tensor) -> Plan:
     # Every row has two candidates: its prompt and its completion. Each attends to one or two intervals of tokens.
     zero = torch.zeros_like(prompt)
     queries = torch.stack([torch.where(own & ~alone, prompt, 0), completion + torch.where(alone, prompt, 0)], 1)
-    completion_at = _starts(torch.where(own, prompt, 0) + completion) + torch.where(own, prompt, 0)
     begins = torch.stack([torch.stack([prompt_at, zero], 1), torch.stack([prompt_at, completion_at], 1)], 1)
     counts = torch.stack([torch.stack([prompt, zero], 1), torch.stack([prompt, completion], 1)], 1)
+    again = torch.zeros_like(counts, dtype=torch.bool)
+    again[:, 1, 0] = ~alone  # the prompt of a completion that has a stretch of its own
     real = queries > 0
-    queries, begins, counts = queries[real], begins[real], counts[real]
-    of_stretch = counts.sum(1)
-    within = torch.arange(int(counts.sum())) - torch.repeat_interleave(_starts(counts.view(-1)), counts.view(-1))
-    keys = torch.repeat_interleave(begins.view(-1), counts.view(-1)) + within
-    in_order = torch.equal(of_stretch, queries)
+    queries, begins, counts, again = queries[real], begins[real].view(-1), counts[real], again[real].view(-1)
+    of_stretch, counts = counts.sum(1), counts.view(-1)
+    keys = None
+    if not torch.equal(of_stretch, queries):
+        tokens, repeated = _intervals(begins, counts), torch.repeat_interleave(again, counts)
+        places = repeated.nonzero().squeeze(1)
+        keys = Keys(tokens, (~repeated).nonzero().squeeze(1), places, tokens[places])
     return Plan(
         torch.cat([_starts(queries), queries.sum().view(1)]).int(),
         torch.cat([_starts(of_stretch), of_stretch.sum().view(1)]).int(),
-        None if in_order else Keys.of(keys),
+        keys,
         int(queries.max()),
         int(of_stretch.max()),
     )
+
+
+def _intervals(begins: Tensor, counts: Tensor) -> Tensor:
+    """Numbers of several intervals, one after the other.
+
+    >>> _intervals(torch.tensor([5, 1]), torch.tensor([2, 3])).tolist()
+    [5, 6, 1, 2, 3]
+    """
+    return torch.repeat_interleave(begins - _starts(counts), counts) + torch.arange(int(counts.sum()))
 
 
 def _starts(counts: Tensor) -> Tensor:

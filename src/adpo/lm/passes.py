@@ -2,10 +2,44 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from adpo.lm.packing import Lengths
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Tokens of the rows of a step, looked at once; rows of a group have one prompt, which they may share."""
+
+    lengths: Lengths
+    groups: Tensor
+    share: bool
+
+    def tokens(self, chosen: Tensor) -> int:
+        """How many go through the model with these rows.
+
+        >>> lengths = Lengths(torch.tensor([2, 2, 2]), torch.tensor([3, 5, 1]), torch.tensor([False] * 3))
+        >>> sizes = Sizes(lengths, torch.tensor([0, 0, 1]), True)
+        >>> sizes.tokens(torch.tensor([0, 1])), sizes.tokens(torch.tensor([1, 2]))
+        (10, 10)
+        """
+        rows = chosen.cpu()
+        prompt, groups = self.lengths.prompt[rows], self.groups[rows]
+        if self.share and len(rows):
+            prompt[1:] *= groups[1:] != groups[:-1]
+        return int((prompt + self.lengths.completion[rows]).sum())
+
+    def of(self, chosen: Tensor) -> Sizes:
+        """Of some rows alone."""
+        rows = chosen.cpu()
+        return Sizes(Lengths(*(part[rows] for part in self.lengths)), self.groups[rows], self.share)
+
+    def passes(self, budget: int, device: torch.device) -> list[Tensor]:
+        """Row indices of every pass, within a budget of tokens."""
+        return [part.to(device) for part in token_passes(self.lengths, self.groups, budget, self.share)]
 
 
 def token_passes(lengths: Lengths, groups: Tensor, budget: int, share: bool = True) -> list[Tensor]:

@@ -31,7 +31,7 @@ from adpo.lm.packed_scoring import (
     why_not_packed,
 )
 from adpo.lm.packing import Lengths, repacked
-from adpo.lm.passes import token_passes
+from adpo.lm.passes import Sizes
 from adpo.lm.scoring import Reduction, Sequences, seq_logp
 
 log = logging.getLogger("adpo")
@@ -146,17 +146,14 @@ class Scorer:
         ]
         return TokenScores(*spread)  # type: ignore[arg-type]
 
+    def sizes(self, rows: Sequences, groups: Tensor) -> Sizes:
+        """What rows take, packed; rows of a group have one prompt."""
+        here = Sequences(*(part.cpu() for part in rows))
+        return Sizes(Lengths.of(here), groups.cpu(), self.forms.share_prompts)
+
     def passes(self, rows: Sequences, groups: Tensor) -> list[Tensor]:
         """Row indices of every pass, within the budget of tokens; of packed rows."""
-        here = Sequences(*(part.cpu() for part in rows))
-        found = token_passes(Lengths.of(here), groups.cpu(), self.budget.tokens, self.forms.share_prompts)
-        return [part.to(groups.device) for part in found]
-
-    def size(self, rows: Sequences) -> int:
-        """Tokens that go through the model for these rows."""
-        if self.packs:
-            return Lengths.of(rows).tokens(self.forms.share_prompts)
-        return rows.input_ids.numel()
+        return self.sizes(rows, groups).passes(self.budget.tokens, groups.device)
 
 
 def available_forms() -> dict[str, str]:

@@ -43,7 +43,8 @@ class Timed:
         self.updates: list[float] = []  # seconds of forward and backward passes
         self.whole: list[float] = []  # of sampling and these
         self.gradient: list[float] = []  # of the first update, in some places
-        self.rows_scored = 0.0  # share that went through a pass without gradient, in the latest step
+        # Shares of the latest step: rows in a pass without gradient, and rows in none.
+        self.rows_scored = self.rows_left_out = 0.0
         self._began = self._aside = 0.0
 
     def _tokenize_prompts(self, prompts: list[str]) -> Any:
@@ -64,13 +65,17 @@ class Timed:
         if self._step % self.current_gradient_accumulation_steps == 0:
             self._began, self._aside = clock(self.accelerator.device), 0.0
         found = super().training_step(*arguments, **options)  # type: ignore[misc]
-        shares = self._metrics["train"].get("adpo/rows_scored", [])
-        self.rows_scored = shares[-1] if shares else 0.0
+        self.rows_scored = self._latest("adpo/rows_scored")
+        self.rows_left_out = self._latest("adpo/rows_left_out")
         if self._step % self.current_gradient_accumulation_steps == 0:  # by now of the next one
             whole = clock(self.accelerator.device) - self._began
             self.whole.append(whole)
             self.updates.append(whole - self._aside)
         return found
+
+    def _latest(self, name: str) -> float:
+        values = self._metrics["train"].get(name, [])
+        return float(values[-1]) if values else 0.0
 
 
 class TimedTRL(Timed, GRPOTrainer):  # type: ignore[misc]
@@ -119,7 +124,8 @@ def sample_of_gradient(model: torch.nn.Module) -> list[float]:
 METHODS: dict[str, dict[str, Any]] = {
     "grpo": {"loss_type": "grpo", "scale_rewards": "group"},
     "gspo": {"loss_type": "grpo", "scale_rewards": "group", "importance_sampling_level": "sequence"},
-    "adpo": {},
+    "adpo": {"truncated": "keep"},  # what is sampled has no end here, and counts
+    "adpo_mean": {"truncated": "keep", "logp_reduction": "mean"},
 }
 KINDS: dict[tuple[str, str], tuple[type[Any], type[Any]]] = {
     ("trl", "grpo"): (TimedTRL, GRPOConfig),
@@ -127,6 +133,7 @@ KINDS: dict[tuple[str, str], tuple[type[Any], type[Any]]] = {
     ("ours", "grpo"): (TimedGRPO, FastGRPOConfig),
     ("ours", "gspo"): (TimedGRPO, FastGRPOConfig),
     ("ours", "adpo"): (TimedADPO, ADPOConfig),
+    ("ours", "adpo_mean"): (TimedADPO, ADPOConfig),
 }
 
 

@@ -130,6 +130,7 @@ def whole_step(contender: Contender, preset: Preset) -> dict[str, Any]:
         "of_which_update": statistics.median(updates),
         "all_seconds": whole,
         "first_seconds": trainer.whole[0],
+        "rows_left_out": trainer.rows_left_out,
         "sampling": getattr(trainer, "how_sampled", lambda: "TRL's own")(),
         "sampled_tokens": work.rows * work.longest,
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import importlib.util
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -32,29 +33,39 @@ from adpo.files import write_json
 from adpo.provenance import provenance
 
 
-def reproduce(name: str, out: Path, resume: bool, on_progress: Callable[[float], None]) -> dict[str, Any]:
-    """Measure, cell by cell, and write ``results.json``, ``updates.csv``, ``tables.md`` and the figures."""
+def reproduce(
+    name: str, out: Path, resume: bool, on_progress: Callable[[float], None], minutes: float | None = None
+) -> dict[str, Any]:
+    """Measure, cell by cell, and write ``results.json``, ``updates.csv``, ``tables.md`` and the figures.
+
+    No cell is begun after so many minutes: what is there by then is shown, and a later run goes on.
+    """
     preset = PRESETS[name]
-    if name == "gpu" and not torch.cuda.is_available():
+    if name == "gpu" and minutes != 0 and not torch.cuda.is_available():
         raise ValueError("--preset gpu needs a CUDA device; --preset smoke runs anywhere")
     job = Job(out, {"experiment": "efficiency", "preset": name, **described(preset)}, resume, provenance())
     cells = cells_of(preset, job)
-    total, done = sum(cell.weight for cell in cells), dict.fromkeys((cell.name for cell in cells), 0.0)
-
-    def progress(cell: Cell, share: float) -> None:
-        done[cell.name] = share * cell.weight
-        on_progress(sum(done.values()) / total)
-
-    found = job.run(cells, progress)
+    total, done = sum(cell.weight for cell in cells), 0.0
+    found: dict[str, Any] = {}
+    end = None if minutes is None else time.monotonic() + 60 * minutes
+    for cell in cells:
+        if job.has(cell) or end is None or time.monotonic() < end:
+            found |= job.run([cell], lambda *_: None)
+        done += cell.weight
+        on_progress(done / total)
+    if not any(cell.startswith("update-") for cell in found):
+        raise ValueError(f"{out} holds no update yet: give it more --minutes")
+    ended = [cell for cell in cells if cell.name in found]
     results: dict[str, Any] = {
         "preset": name,
-        "provenance": job.provenances(cells),
+        "provenance": job.provenances(ended),
         "limits": found["limits"],
         "loss_alone": found["loss_alone"],
         "updates": {cell: measured for cell, measured in found.items() if cell.startswith("update-")},
         "whole_steps": {cell: measured for cell, measured in found.items() if cell.startswith("whole-")},
         "largest_passes": {cell: measured for cell, measured in found.items() if cell.startswith("fits-")},
-        "left_out": [] if _has_liger() else [f"{TRL_LIGER.name}: liger-kernel is not installed"],
+        "left_out": [] if _has_liger() else [f"{TRL_LIGER.name}: liger-kernel or a GPU is missing"],
+        "not_yet": [cell.name for cell in cells if cell.name not in found and not cell.name.startswith("exact-")],
     }
     results["rows"] = rows_of(results, preset)
     results["goals"] = goals(results, preset)
@@ -77,12 +88,13 @@ def cells_of(preset: Preset, job: Job) -> list[Cell]:
         Cell("limits", lambda _: measures.limits(preset)),
         Cell("loss_alone", lambda _: measures.loss_alone(preset.base)),
     ]
+    whole = [Cell(whole_name(one), partial(_whole, one, preset), 3.0) for one in (TRL_DEFAULT, ADPO)]
     for work in (preset.base, *preset.axes):
         present = [one for one in contenders(work, preset) if one != TRL_LIGER]
         methods = dict.fromkeys(one.method for one in present)
         cells += [Cell(exact_name(work, one), partial(_exact, EXACT[one], work)) for one in methods]
         cells += [_update(job, preset, work, one) for one in present]
-    cells += [Cell(whole_name(one), partial(_whole, one, preset), 3.0) for one in (TRL_DEFAULT, ADPO)]
+        cells += whole if work == preset.base else []
     cells += [Cell(f"fits-{one.name}", partial(_fits, one, preset), 2.0) for one in (TRL_DEFAULT, TRL_PLAIN, ADPO)]
     if _has_liger():  # the last one: it puts its kernels into the models of this process
         cells.append(_update(job, preset, preset.base, TRL_LIGER))

@@ -22,7 +22,7 @@ from adpo.integrations.listwise import sources
 from adpo.integrations.listwise.collate import Batch, Collate, shares, tokens
 from adpo.integrations.listwise.config import ListwiseConfig
 from adpo.integrations.listwise.watching import Watching
-from adpo.integrations.passes import ByIndex, Passes
+from adpo.integrations.passes import ByIndex, Passes, one_thread
 from adpo.lm.scoring import Sequences
 
 FAR = 2**32  # keeps the lists of different processes apart
@@ -123,8 +123,8 @@ class ListwiseTrainer(Watching):
         at_anchor = self.anchor is not None and self.anchor.coincides and not self.objective.target.reads_anchor
         passes = Passes(self.scorer, self.accelerator, model, self.args.gradient_checkpointing)
         passes.by_tokens &= self.args.completions_per_pass is None
-        rows = self._rows(model, tokens(batch))
-        with self.compute_loss_context_manager():
+        rows = self._rows(model, tokens(batch), batch["lists"])
+        with self.compute_loss_context_manager(), one_thread(self.scorer.device):
             anchor_logp = None if at_anchor else self._anchor_logp(batch)
             found = passes.made(
                 lambda parts: exact.backward(
@@ -152,17 +152,18 @@ class ListwiseTrainer(Watching):
         self._observe(batch, found, found.logp if at_anchor else anchor_logp, best, worst)
         return loss
 
-    def _rows(self, model: nn.Module, rows: Sequences) -> ByIndex:
-        if self.scorer.packs:  # rows are put together on the CPU, while the device is at work
-            rows = Sequences(*(part.cpu() for part in rows))
-
-        def pick(chosen: Tensor) -> Sequences:
-            return rows.pick(chosen.to(rows.input_ids.device))
-
+    def _rows(self, model: nn.Module, rows: Sequences, lists: Tensor) -> ByIndex:
+        if not self.scorer.packs:
+            return ByIndex(
+                lambda chosen: self._logp(model, rows.pick(chosen)),
+                None,
+                lambda chosen: rows.pick(chosen).input_ids.numel(),
+            )
+        here = Sequences(*(part.cpu() for part in rows))  # put together on the CPU, while the device is at work
         return ByIndex(
-            lambda chosen: self._logp(model, pick(chosen)),
-            (lambda chosen, c: self.scorer.weighted(model, pick(chosen), c)) if self.scorer.packs else None,
-            lambda chosen: self.scorer.size(pick(chosen)),
+            lambda chosen: self._logp(model, here.pick(chosen.cpu())),
+            lambda chosen, c: self.scorer.weighted(model, here.pick(chosen.cpu()), c),
+            self.scorer.sizes(here, lists).tokens,
         )
 
     # What a checkpoint keeps.

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from trl import GRPOConfig
 
 from adpo.integrations.forms import ScoringForms
-from adpo.integrations.passes import Passes
+from adpo.integrations.passes import Passes, one_thread
 from adpo.integrations.trl.rows import Rows, trimmed
 from adpo.integrations.trl.sampling import SamplingForm
 from adpo.integrations.trl.scoring import Scoring
@@ -72,35 +72,31 @@ class FastGRPOTrainer(Scoring):
             return found
         loss = torch.zeros((), device=self.accelerator.device)
         if inputs:
-            loss += self._trained(model, inputs)
+            with one_thread(self.scorer.device):
+                loss += self._trained(model, inputs)
         return loss.requires_grad_()
 
     def _trained(self, model: nn.Module, rows: Rows) -> Tensor:
         """Forward and backward passes of a step's rows; the loss."""
         passes = Passes(self.scorer, self.accelerator, model, self.args.gradient_checkpointing)
         places = self._rows_with_gradient(rows)
-
-        def tokens(part: Tensor) -> int:
-            return self._size(_taken(rows, part))
+        sizes = self._sizes({name: values for name, values in rows.items() if values.dim()})
 
         def step(parts: list[Tensor]) -> Tensor:
             total = torch.zeros((), device=places.device)
             for part in parts:
-                self.scorer.budget.begin(tokens(part))
+                self.scorer.budget.begin(sizes.tokens(part))
                 loss = super(FastGRPOTrainer, self)._compute_loss(model, _taken(rows, part))
                 loss = loss * self._share(rows, part)
                 passes.back_propagate(1.0)(loss)
                 total += loss.detach()
             return total
 
-        return passes.made(step, lambda: self._parts(rows, places), tokens)
+        def parts() -> list[Tensor]:
+            of_places = sizes.of(places).passes(self.scorer.budget.tokens, places.device) if len(places) else []
+            return [places[part] for part in of_places]
 
-    def _parts(self, rows: Rows, places: Tensor) -> list[Tensor]:
-        """Row indices of every pass."""
-        if not len(places):
-            return []
-        chosen = {name: values[places] for name, values in rows.items() if values.dim()}
-        return [places[part] for part in self._passes(chosen)]
+        return passes.made(step, parts, sizes.tokens)
 
     def _rows_with_gradient(self, rows: Rows) -> Tensor:
         advantages = rows["advantages"]

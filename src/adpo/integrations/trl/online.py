@@ -21,7 +21,7 @@ from trl.trainer.utils import split_tensor_dict
 from adpo import exact
 from adpo.integrations import state
 from adpo.integrations.guards import GuardedRewards, RefuseBadSteps
-from adpo.integrations.passes import ByIndex, Passes
+from adpo.integrations.passes import ByIndex, Passes, one_thread
 from adpo.integrations.trl.anchoring import Anchored
 from adpo.integrations.trl.config import ADPOConfig
 from adpo.integrations.trl.rows import Rows, kept, trimmed
@@ -94,7 +94,8 @@ class ADPOTrainer(Anchored):
         """For the log; the gradient of the whole-group loss has been accumulated by then."""
         loss = torch.zeros((), device=self.accelerator.device)
         if "member" in inputs and self.model.training:  # else evaluation, or not the last micro-batch of a step
-            loss += self._trained(model, inputs)
+            with one_thread(self.scorer.device):
+                loss += self._trained(model, inputs)
         return loss.requires_grad_()
 
     # The optimizer step as one batch.
@@ -128,7 +129,8 @@ class ADPOTrainer(Anchored):
         if anchor_logp is not None:
             anchor_logp = passes.finite(anchor_logp)
         best = of_members["best"]
-        by_index = self._by_index(model, rows, places)
+        parts, tokens = self._parts(of_members)
+        by_index = self._by_index(model, rows, places, tokens)
         found = passes.made(
             lambda parts: exact.backward(
                 self.objective,
@@ -146,7 +148,7 @@ class ADPOTrainer(Anchored):
                 back_propagate=passes.back_propagate(share),
                 rewards=of_members["rewards"],
             ),
-            lambda: self._parts(of_members),
+            parts,
             by_index.tokens,
         )
         passes.refuse_if_spoilt(found.loss.float())
@@ -162,7 +164,7 @@ class ADPOTrainer(Anchored):
         loss: float = found.loss.item() * share
         return loss
 
-    def _by_index(self, model: nn.Module, rows: Rows, places: Tensor) -> ByIndex:
+    def _by_index(self, model: nn.Module, rows: Rows, places: Tensor, tokens: Callable[[Tensor], int]) -> ByIndex:
         """A process without a member has to go through the model too, once: with its first row."""
 
         def take(chosen: Tensor) -> Rows:
@@ -172,16 +174,20 @@ class ADPOTrainer(Anchored):
         return ByIndex(
             lambda chosen: self._logp(model, take(chosen)),
             (lambda chosen, c: self._weighted_logp(model, take(chosen), c)) if self.scorer.packs else None,
-            lambda chosen: self._size(take(chosen)),
+            tokens,
         )
 
-    def _parts(self, rows: Rows) -> list[Tensor]:
-        """Rows of a pass: so many tokens, or as many completions as a micro-batch has."""
+    def _parts(self, rows: Rows) -> tuple[Callable[[], list[Tensor]], Callable[[Tensor], int]]:
+        """Rows of a pass: so many tokens, or as many completions as a micro-batch has; and what they take."""
+        device = rows["groups"].device
         if self.scorer.packs:
-            return self._passes(rows)
+            sizes = self._sizes(rows)
+            return lambda: sizes.passes(self.scorer.budget.tokens, device), sizes.tokens
         order = torch.sort(rows["groups"], stable=True)
         numbers = torch.unique_consecutive(order.values, return_inverse=True)[1]
-        return [order.indices[part] for part in whole_groups(numbers, self.args.per_device_train_batch_size)]
+        parts = [order.indices[part] for part in whole_groups(numbers, self.args.per_device_train_batch_size)]
+        width = rows["prompt_ids"].shape[1] + rows["completion_ids"].shape[1]
+        return lambda: parts, lambda chosen: len(chosen) * width
 
     # What is told, and what a checkpoint keeps.
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from adpo.integrations.forms import scorer_of
 from adpo.integrations.trl.rows import Rows, split
 from adpo.integrations.trl.sampling import Sampling
+from adpo.lm.passes import Sizes
 from adpo.lm.scoring import Sequences
 
 
@@ -38,12 +39,15 @@ class Scoring(Sampling):
             found[part] = self._logp(model, {name: values[part] for name, values in rows.items()})
         return found
 
-    def _passes(self, rows: Rows) -> list[Tensor]:
-        """Row indices, as many tokens at a time as fit."""
+    def _sizes(self, rows: Rows) -> Sizes:
         groups = rows.get("groups")
         if groups is None:
             groups = torch.unique(rows["prompt_ids"], dim=0, return_inverse=True)[1]
-        return self.scorer.passes(_sequences(rows), groups)
+        return self.scorer.sizes(_sequences(rows), groups)
+
+    def _passes(self, rows: Rows) -> list[Tensor]:
+        """Row indices, as many tokens at a time as fit."""
+        return self._sizes(rows).passes(self.scorer.budget.tokens, rows["completion_ids"].device)
 
     def _logp(self, model: nn.Module, rows: Rows) -> Tensor:
         """Log-probability of each completion, differentiable."""
@@ -51,10 +55,6 @@ class Scoring(Sampling):
             with self.accelerator.autocast():
                 return self.scorer.logp(model, _sequences(rows), scored=_scored_tokens(rows))
         return self._summed(self._per_token(model, rows)[0], rows)
-
-    def _size(self, rows: Rows) -> int:
-        """Tokens that go through the model for these rows."""
-        return self.scorer.size(_sequences(rows))
 
     def _weighted_logp(self, model: nn.Module, rows: Rows, coefficients: Tensor) -> tuple[Tensor, Tensor]:
         """``sum coefficients * logp`` to be differentiated, and the log-probabilities; of packed rows."""

@@ -1,0 +1,111 @@
+"""How a trainer's own model samples: compiled on a GPU, as TRL does elsewhere, and never worse than that."""
+
+import pytest
+import test_trl_online as online
+import tiny_lm
+import torch
+from datasets import Dataset
+
+from adpo.integrations.trl import ADPOConfig, ADPOTrainer
+from adpo.integrations.trl.baselines import FastGRPOConfig, FastGRPOTrainer
+from adpo.integrations.trl.sampling import PADDED_TO, Sampling
+
+KINDS = {"adpo": (ADPOTrainer, ADPOConfig), "grpo": (FastGRPOTrainer, FastGRPOConfig)}
+
+
+def trainer(folder, kind="adpo", **options):
+    cls, config = KINDS[kind]
+    given = {"per_device_train_batch_size": 8, "max_steps": 1, "num_generations": 4, "max_completion_length": 6}
+    quiet = {"use_cpu": True, "bf16": False, "report_to": "none", "save_strategy": "no", "disable_tqdm": True}
+    model = tiny_lm.model()
+    model.config.max_position_embeddings = 512  # prompts are padded
+    return cls(
+        model=model,
+        reward_funcs=online.reward,
+        args=config(str(folder), **quiet, **given, **options),
+        train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in online.PROMPTS]),
+        processing_class=tiny_lm.tokenizer(),
+    )
+
+
+def sample(of, prompts):
+    torch.manual_seed(0)
+    return of._generate_single_turn(prompts, None, {}, 4)[0]
+
+
+@pytest.fixture
+def anywhere(monkeypatch):
+    """The cache of fixed size without a GPU, where transformers compiles nothing."""
+    monkeypatch.setattr(Sampling, "_why_not_compiled", lambda _: None)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_tokens_as_from_a_growing_cache(tmp_path, monkeypatch, kind):
+    prompts = [[2, 3, 4], [5], [6, 7, 8, 9], [2, 2]]
+    plain = trainer(tmp_path / "a", kind)
+    assert plain.why_not_compiled == "no GPU"
+    expected = sample(plain, prompts)
+    monkeypatch.setattr(Sampling, "_why_not_compiled", lambda _: None)
+    fixed = trainer(tmp_path / "b", kind)
+    assert fixed.pad_to_multiple_of == PADDED_TO
+    caches = watch(fixed, monkeypatch)
+    assert sample(fixed, prompts) == expected
+    fixed.model.eval()
+    sample(fixed, prompts)
+    assert caches == [("static", False), (None, True)]  # evaluation is as before
+
+
+def watch(of, monkeypatch):
+    """Cache, and whether compiling is off, of every call of the model's sampling."""
+    seen = []
+    plain = of.model.generate
+
+    def generate(*arguments, generation_config, **options):
+        seen.append((generation_config.cache_implementation, generation_config.disable_compile))
+        return plain(*arguments, generation_config=generation_config, **options)
+
+    monkeypatch.setattr(of.model, "generate", generate)
+    return seen
+
+
+@pytest.mark.usefixtures("anywhere")
+def test_a_training_step_on_what_it_sampled(tmp_path):
+    made = trainer(tmp_path)
+    made.train()
+    assert made.state.global_step == 1
+    assert made.why_not_compiled is None
+
+
+@pytest.mark.usefixtures("anywhere")
+def test_what_fails_once_is_not_tried_again(tmp_path, monkeypatch, caplog):
+    made = trainer(tmp_path)
+    caches = watch(made, monkeypatch)
+    plain = made.model.generate
+
+    def generate(*arguments, generation_config, **options):
+        found = plain(*arguments, generation_config=generation_config, **options)
+        if generation_config.cache_implementation == "static":
+            raise RuntimeError("no such\ngraph")
+        return found
+
+    monkeypatch.setattr(made.model, "generate", generate)
+    assert len(sample(made, [[2], [3, 4]])) == 2
+    assert len(sample(made, [[2], [3, 4]])) == 2
+    assert [cache for cache, _ in caches] == ["static", None, None]
+    assert made.how_sampled() == "by the means of TRL (RuntimeError: no such graph)"
+    assert sum("going on without" in line for line in caplog.messages) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"compile_sampling": False}, "asked for"),
+        ({"cache_implementation": "static"}, "a cache was asked for"),
+        ({"generation_kwargs": {"cache_implementation": "dynamic"}}, "a cache was asked for"),
+    ],
+    ids=str,
+)
+def test_what_a_user_asks_for_is_left_alone(tmp_path, options, reason):
+    made = trainer(tmp_path, **options)
+    assert made.why_not_compiled == reason
+    assert made.pad_to_multiple_of is None
