@@ -166,7 +166,8 @@ def available_forms() -> dict[str, str]:
     return {
         "packed sequences": "yes" if cuda else on_cpu,
         "attention": "torch variable-length (bf16, fp16)" if cuda else "stretch by stretch (no GPU)",
-        "logits": "in chunks, compiled" if cuda and triton else "in chunks",
+        "logits": "in chunks, by triton kernels" if cuda and triton else "in chunks",
         "compiled layers": "yes" if cuda and triton else "no: no GPU" if not cuda else "no: triton is missing",
+        "sampling without vLLM": "compiled" if cuda and triton else "as transformers does it, not compiled",
         "tokens a pass": "from free memory" if cuda else f"{TokenBudget('auto', torch.device('cpu')).tokens}",
     }

@@ -1,7 +1,8 @@
 """How much accelerator memory a run will need, from the shape of its model: no weights are loaded.
 
 A rough sum, for choosing a batch before anything is downloaded: what optimizers keep is exact, what a forward pass
-keeps is an estimate for decoder-only transformers with gradient checkpointing or without.
+keeps is an estimate for decoder-only transformers. It is the least that a run needs: where checkpointing is left to
+the trainer, it counts, and packed passes become as large as the memory that is free.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ def estimate(config: Any, arguments: Mapping[str, Any], lora: Any = None, prompt
     # Per token and layer: the input of the block alone, or about seventeen vectors like it and the feed-forward.
     whole_layer = 17 * hidden + 4 * config.intermediate_size
     activation = 2 if arguments.get("bf16", False) else 4
-    if arguments.get("gradient_checkpointing", True):
+    if arguments.get("gradient_checkpointing") is not False:
         kept = rows * tokens * (layers * hidden + whole_layer) * activation
     else:
         kept = rows * tokens * layers * whole_layer * activation

@@ -109,6 +109,7 @@ def train(order: Ordered[Asked], display: Display) -> dict[str, Any]:
         set_seed(order.seed)  # whether or not there was an exam before
         trainer = _trainer(run, model, reward, config, to_train, tokenizer)
         display.say(f"scoring: {trainer.scorer.chosen()}")
+        display.say(f"sampling: {trainer.how_sampled()}")
         trainer.run_identity = identity(order)
         watcher = Exam(to_watch, tokenizer, reward, longest, chat, batch=run.eval_batch) if to_watch else None
         stop = Stop(trainer, display.say)
@@ -142,6 +143,7 @@ def train(order: Ordered[Asked], display: Display) -> dict[str, Any]:
         "model": run.model,
         "seed": order.seed,
         "scoring": trainer.scorer.chosen(),
+        "sampling": trainer.how_sampled(),
         "steps": trainer.state.global_step,
         "checkpoint": str(final),
         "metrics": str(folder / "metrics.jsonl"),
