@@ -1,8 +1,8 @@
 """How much accelerator memory a run will need, from the shape of its model: no weights are loaded.
 
 A rough sum, for choosing a batch before anything is downloaded: what optimizers keep is exact, what a forward pass
-keeps is an estimate for decoder-only transformers. It is the least that a run needs: where checkpointing is left to
-the trainer, it counts, and packed passes become as large as the memory that is free.
+keeps is an estimate for decoder-only transformers. It is the least that a run needs: where checkpointing is left
+to the trainer, it counts, and packed passes become as large as the memory that is free.
 """
 
 from __future__ import annotations
