@@ -16,13 +16,13 @@ KINDS = {"adpo": (ADPOTrainer, ADPOConfig), "grpo": (FastGRPOTrainer, FastGRPOCo
 def trainer(folder, kind="adpo", **options):
     cls, config = KINDS[kind]
     given = {"per_device_train_batch_size": 8, "max_steps": 1, "num_generations": 4, "max_completion_length": 6}
-    quiet = {"use_cpu": True, "bf16": False, "report_to": "none", "save_strategy": "no", "disable_tqdm": True}
+    quiet = {"use_cpu": True, "report_to": "none", "save_strategy": "no", "disable_tqdm": True}
     model = tiny_lm.model()
     model.config.max_position_embeddings = 512  # prompts are padded
     return cls(
         model=model,
         reward_funcs=online.reward,
-        args=config(str(folder), **quiet, **given, **options),
+        args=config(str(folder), **{"bf16": False, **quiet, **given, **options}),
         train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in online.PROMPTS]),
         processing_class=tiny_lm.tokenizer(),
     )
@@ -74,6 +74,29 @@ def test_a_training_step_on_what_it_sampled(tmp_path):
     made.train()
     assert made.state.global_step == 1
     assert made.why_not_compiled is None
+
+
+@pytest.mark.usefixtures("anywhere")
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_in_float32_are_sampled_from_a_copy_in_the_precision_of_passes(tmp_path, monkeypatch, kind):
+    made = trainer(tmp_path, kind, max_steps=2, learning_rate=0.1, bf16=True)
+    policy = made.accelerator.unwrap_model(made.model)
+    seen = []
+    plain = type(policy).generate
+
+    def generate(model, *arguments, **options):
+        pairs = zip(model.parameters(), policy.parameters(), strict=True)
+        seen.append((model is policy, all(torch.equal(mine, theirs.bfloat16()) for mine, theirs in pairs)))
+        return plain(model, *arguments, **options)
+
+    monkeypatch.setattr(type(policy), "generate", generate)
+    start = [value.clone() for value in policy.parameters()]
+    made.train()
+    assert seen == [(False, True), (False, True)]  # made anew before the second rollout
+    assert any(not torch.equal(now, before) for now, before in zip(policy.parameters(), start, strict=True))
+    assert all(value.dtype == torch.float32 for value in policy.parameters())
+    assert "from a copy of the policy in torch.bfloat16" in made.how_sampled()
+    assert made.model_wrapped is not made._copy
 
 
 @pytest.mark.usefixtures("anywhere")

@@ -3,6 +3,9 @@
 A token is sampled by hundreds of small kernels, and starting them takes longer than they run. Compiled, they are
 one graph that is replayed. It is made for one size of the batch and of the cache: prompts are padded to a few
 sizes, and batches that are no rollouts (evaluation) are sampled as before.
+
+Weights in float32 whose passes are in half of that are sampled from a copy in the precision of the passes, made
+anew before every rollout: rounding them again for every token would take longer than the token.
 """
 
 from __future__ import annotations
@@ -11,6 +14,9 @@ import importlib.util
 import logging
 from dataclasses import dataclass, field
 from typing import Any
+
+import torch
+from torch import nn
 
 from adpo.integrations.forms import NARROW
 from adpo.integrations.passes import SHARDED
@@ -34,6 +40,8 @@ class Sampling(ExactResume):
     """A `GRPOTrainer` that chooses how its own model samples."""
 
     pad_to_multiple_of: int | None
+    model_wrapped: nn.Module
+    _copy: nn.Module | None = None  # of the policy, to sample from
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -45,7 +53,8 @@ class Sampling(ExactResume):
     def how_sampled(self) -> str:
         """As one line."""
         if self.why_not_compiled is None:
-            return "compiled decoding over a cache of fixed size; compiled during the first rollout"
+            rounded = "" if self._rounded is None else f", from a copy of the policy in {self._rounded}"
+            return f"compiled decoding over a cache of fixed size{rounded}; compiled during the first rollout"
         return f"by the means of TRL ({self.why_not_compiled})"
 
     def _why_not_compiled(self) -> str | None:
@@ -60,23 +69,48 @@ class Sampling(ExactResume):
             return "its parameters are sharded"
         if self.accelerator.device.type != "cuda":
             return "no GPU"
-        weights, passes = next(self.model.parameters()).dtype, NARROW.get(self.accelerator.mixed_precision)
-        if passes not in (None, weights):
-            return f"weights are {weights} and passes {passes}: the cache of fixed size takes one of them"
+        if self._rounded and hasattr(self.accelerator.unwrap_model(self.model), "peft_config"):
+            return "an adapter on weights in another precision than the passes"
         return None if importlib.util.find_spec("triton") else "triton is missing"
+
+    @property
+    def _rounded(self) -> torch.dtype | None:
+        """The precision of passes, if weights are in another."""
+        passes = NARROW.get(self.accelerator.mixed_precision)
+        return passes if passes != next(self.model.parameters()).dtype else None
 
     def _generate_single_turn(self, *arguments: Any, **options: Any) -> Any:
         if self.why_not_compiled is not None or not self.model.training:
             return super()._generate_single_turn(*arguments, **options)
-        self._choose("static", compiled=True)
+        wrapped = self.model_wrapped
         try:
+            self._choose("static", compiled=True)
+            self.model_wrapped = self._sampled_from()
             return super()._generate_single_turn(*arguments, **options)
         except RuntimeError as error:  # of the compiler, of memory, of a model that has no such cache
             self.why_not_compiled = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             log.warning("compiled decoding failed, going on without: %s", self.why_not_compiled)
         finally:
             self._choose(None, compiled=False)
+            self.model_wrapped = wrapped
+        self._copy = None
         return super()._generate_single_turn(*arguments, **options)
+
+    @torch.no_grad()
+    def _sampled_from(self) -> nn.Module:
+        """The policy, or its copy in the precision of passes."""
+        dtype = self._rounded
+        if dtype is None:
+            return self.model_wrapped
+        policy = self.accelerator.unwrap_model(self.model)
+        if self._copy is None:
+            with torch.device(self.accelerator.device):
+                made: Any = type(policy)(policy.config).to(dtype)
+            made.generation_config = policy.generation_config
+            self._copy = made
+        for mine, theirs in zip(self._copy.parameters(), policy.parameters(), strict=True):
+            mine.copy_(theirs)
+        return self._copy.train(policy.training)
 
     def _choose(self, cache: str | None, *, compiled: bool) -> None:
         self.generation_config.cache_implementation = self.generation_kwargs["cache_implementation"] = cache
