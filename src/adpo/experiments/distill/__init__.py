@@ -1,0 +1,1 @@
+"""Experiment 2: distilling policies that control MuJoCo bodies."""

@@ -1,0 +1,149 @@
+"""Soft actor-critic, as one function that changes an agent in place: on a GPU it is captured as a graph.
+
+Haarnoja et al., "Soft Actor-Critic Algorithms and Applications" (2018): two critics, the entropy weight learned.
+The two critics are one stack of weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from adpo.experiments.distill.actor import Actor
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a teacher is trained."""
+
+    hidden: int = 256
+    batch: int = 256
+    learning_rate: float = 3e-4
+    discount: float = 0.99
+    polyak: float = 0.005
+    kept: int = 1_000_000  # transitions
+    random_steps: int = 10_000  # before the policy acts
+
+
+class Transitions:
+    """The latest so many, on the device of the agent."""
+
+    def __init__(self, states: int, actions: int, kept: int, device: torch.device) -> None:
+        self.columns = {
+            "state": torch.zeros(kept, states, device=device),
+            "action": torch.zeros(kept, actions, device=device),
+            "reward": torch.zeros(kept, device=device),
+            "next_state": torch.zeros(kept, states, device=device),
+            "ended": torch.zeros(kept, device=device),
+        }
+        self.kept, self.at = kept, 0
+        self.filled = torch.zeros((), device=device)  # read inside the graph
+
+    def add(self, **rows: Tensor) -> None:
+        count = len(rows["reward"])
+        place = (self.at + torch.arange(count)) % self.kept
+        for name, column in self.columns.items():
+            column[place.to(column.device)] = rows[name].to(column.device, torch.float32, non_blocking=True)
+        self.at += count
+        self.filled.fill_(min(self.at, self.kept))
+
+    def draw(self, count: int) -> dict[str, Tensor]:
+        device = self.filled.device
+        place = (torch.rand(count, device=device, dtype=torch.float64) * self.filled).long()
+        return {name: column[place] for name, column in self.columns.items()}
+
+
+class Agent:
+    """Actor, two critics, their slow copies, and the weight of entropy."""
+
+    def __init__(self, states: int, actions: int, recipe: Recipe, device: torch.device) -> None:
+        self.recipe, self.device = recipe, device
+        self.actor = Actor(states, actions, recipe.hidden).to(device)
+        self.critics = _two_critics(states + actions, recipe.hidden, device)
+        self.slow = [value.detach().clone() for value in self.critics]
+        self.log_alpha = torch.zeros((), device=device, requires_grad=True)
+        self.target_entropy = -float(actions)
+        on_gpu = device.type == "cuda"
+        self.optimizers = [
+            torch.optim.Adam(parameters, lr=recipe.learning_rate, fused=True, capturable=on_gpu)
+            for parameters in (list(self.actor.parameters()), self.critics, [self.log_alpha])
+        ]
+
+    def values(self, weights: list[Tensor], states: Tensor, actions: Tensor) -> Tensor:
+        """Of both critics, ``[2, batch]``."""
+        hidden = torch.cat([states, actions], -1).expand(2, -1, -1)
+        for place in range(0, len(weights) - 2, 2):
+            hidden = torch.relu(torch.baddbmm(weights[place + 1], hidden, weights[place]))
+        return torch.baddbmm(weights[-1], hidden, weights[-2]).squeeze(-1)
+
+    def update(self, drawn: dict[str, Tensor], noise: Tensor, next_noise: Tensor) -> None:
+        """One step of everything."""
+        of_actor, of_critics, of_alpha = self.optimizers
+        policy = self.actor(drawn["state"])
+        u = policy.draw(noise)
+        logp = policy.squashed_logp(u)
+        alpha = self.log_alpha.detach().exp()
+        entropy_off = (logp.detach() + self.target_entropy).mean()
+        _step(of_alpha, -self.log_alpha * entropy_off)
+        with torch.no_grad():
+            coming = self.actor(drawn["next_state"])
+            next_u = coming.draw(next_noise)
+            later = self.values(self.slow, drawn["next_state"], torch.tanh(next_u)).amin(0)
+            later = later - alpha * coming.squashed_logp(next_u)
+            target = drawn["reward"] + self.recipe.discount * (1 - drawn["ended"]) * later
+        found = self.values(self.critics, drawn["state"], drawn["action"])
+        _step(of_critics, 0.5 * (found - target).square().mean(1).sum())
+        value = self.values(self.critics, drawn["state"], torch.tanh(u)).amin(0)
+        _step(of_actor, (alpha * logp - value).mean())
+        with torch.no_grad():
+            torch._foreach_lerp_(self.slow, self.critics, self.recipe.polyak)
+
+    @torch.no_grad()
+    def act(self, states: Tensor, explore: bool = True) -> Tensor:
+        policy = self.actor(states.to(self.device))
+        return torch.tanh(policy.draw(torch.randn_like(policy.mean)) if explore else policy.mean)
+
+
+def updates(agent: Agent, transitions: Transitions, count: int) -> Callable[[], None]:
+    """So many updates as one call: on a GPU a graph, which the CPU starts and does not wait for."""
+    shape = (agent.recipe.batch, transitions.columns["action"].shape[1])
+
+    def made() -> None:
+        for _ in range(count):
+            noises = [torch.randn(shape, device=agent.device) for _ in range(2)]
+            agent.update(transitions.draw(agent.recipe.batch), *noises)
+
+    if agent.device.type != "cuda":
+        return made
+    aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        made()  # what is set up once is not part of the graph
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        made()
+    return graph.replay
+
+
+def _step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+    """Gradients of its own parameters alone."""
+    parameters = optimizer.param_groups[0]["params"]
+    for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+        parameter.grad = gradient
+    optimizer.step()
+
+
+def _two_critics(inputs: int, hidden: int, device: torch.device) -> list[Tensor]:
+    """Matrices and biases in turn, uniform in ±1/sqrt(fan_in)."""
+    weights = []
+    for fan_in, fan_out in ((inputs, hidden), (hidden, hidden), (hidden, 1)):
+        bound = 1 / math.sqrt(fan_in)
+        for rows in (fan_in, 1):
+            value = torch.empty(2, rows, fan_out, device=device).uniform_(-bound, bound)
+            weights.append(value.requires_grad_())
+    return weights
