@@ -104,6 +104,7 @@ MAY_USE = {  # besides torch: few, named files
     "lm/preference_tokens.py": {"jinja2"},
     "integrations/trl/baselines.py": {"trl"},
     "integrations/trl/config.py": {"trl"},
+    "integrations/trl/sampling.py": {"transformers"},
     "integrations/listwise/config.py": {"transformers"},
     "integrations/listwise/sources.py": {"peft", "safetensors", "transformers"},
     "integrations/listwise/reference.py": {"safetensors", "transformers"},

@@ -100,7 +100,7 @@ def killed_and_resumed(out, draw, kills):
         )
         try:
             finished = sum(1 for _ in out.glob("cells/*.json"))
-            deadline = time.monotonic() + draw.uniform(0, 8)
+            deadline = time.monotonic() + draw.uniform(0, 3)
             while done < kills and process.poll() is None:
                 more = sum(1 for _ in out.glob("cells/*.json")) > finished
                 if more and time.monotonic() > deadline:

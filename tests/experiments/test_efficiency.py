@@ -12,7 +12,8 @@ pytest.importorskip("trl")
 from typer.testing import CliRunner
 
 from adpo.cli import app
-from adpo.experiments.efficiency import measures, run
+from adpo.experiments.cells import Cell, Job
+from adpo.experiments.efficiency import measures, run, summary
 from adpo.experiments.efficiency.protocol import (
     ADPO,
     ADPO_SECOND,
@@ -23,6 +24,7 @@ from adpo.experiments.efficiency.protocol import (
     SPLIT_GROUPS,
     TINY,
     TRL_DEFAULT,
+    TRL_LIGER,
     completion_lengths,
     rollout,
 )
@@ -107,6 +109,14 @@ def test_the_command_writes_everything_and_resumes(tmp_path, monkeypatch):
     assert "ours: ADPO" in done.output
     for row in results["rows"]:
         assert row["tokens_per_second"] == pytest.approx(_useful(row, results) / row["seconds"], rel=0.05)
+
+
+def test_a_contender_that_was_measured_elsewhere_is_not_lost(tmp_path):
+    job = Job(tmp_path / "out", {}, False, {})
+    name = summary.update_name(TINY, TRL_LIGER)
+    assert name not in [cell.name for cell in run.cells_of(PRESETS["smoke"], job)]
+    job.run([Cell(name, lambda _: {})], lambda *_: None)
+    assert [cell.name for cell in run.cells_of(PRESETS["smoke"], job)][-1] == name
 
 
 def test_nothing_measured_is_one_line(tmp_path):

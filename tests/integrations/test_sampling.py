@@ -97,6 +97,52 @@ def test_weights_in_float32_are_sampled_from_a_copy_in_the_precision_of_passes(t
     assert all(value.dtype == torch.float32 for value in policy.parameters())
     assert "from a copy of the policy in torch.bfloat16" in made.how_sampled()
     assert made.model_wrapped is not made._copy
+    for (name, mine), theirs in zip(made._copy.named_buffers(), policy.buffers(), strict=True):
+        assert torch.equal(mine, theirs), name  # frequencies of positions are not rounded
+
+
+@pytest.mark.usefixtures("anywhere")
+def test_making_the_copy_draws_no_numbers(tmp_path):
+    """A run that is resumed makes it anew, and must sample what it would have sampled."""
+    made = trainer(tmp_path, bf16=True)
+    before = torch.get_rng_state()
+    copy = made._sampled_from()
+    assert torch.equal(torch.get_rng_state(), before)
+    tied = copy.config.tie_word_embeddings
+    assert (copy.get_output_embeddings().weight is copy.get_input_embeddings().weight) == tied
+    assert made._sampled_from() is copy
+
+
+@pytest.mark.usefixtures("anywhere")
+def test_far_from_its_start_the_copy_is_still_the_policy(tmp_path):
+    made = trainer(tmp_path, bf16=True)
+    policy = made.accelerator.unwrap_model(made.model)
+    with torch.no_grad():
+        for value in policy.parameters():
+            value.mul_(3)
+        ids = torch.randint(2, 16, (1, 500), generator=torch.Generator().manual_seed(0))
+        with torch.autocast("cpu", torch.bfloat16):
+            expected = policy(ids).logits[0].float().log_softmax(1)
+        found = made._sampled_from()(ids).logits[0].float().log_softmax(1)
+    apart = (expected.exp() * (expected - found)).sum(1)
+    assert float(apart[-100:].mean()) < 3 * float(apart[:100].mean()) + 1e-4
+
+
+@pytest.mark.usefixtures("anywhere")
+def test_what_fails_leaves_checkpointing_as_it_was(tmp_path, monkeypatch):
+    made = trainer(tmp_path, gradient_checkpointing=True)
+    policy = made.accelerator.unwrap_model(made.model)
+    plain = policy.generate
+
+    def generate(*arguments, generation_config, **options):
+        if generation_config.cache_implementation == "static":
+            raise RuntimeError("no such graph")
+        return plain(*arguments, generation_config=generation_config, **options)
+
+    monkeypatch.setattr(policy, "generate", generate)
+    policy.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    sample(made, [[2], [3, 4]])
+    assert policy.is_gradient_checkpointing
 
 
 @pytest.mark.usefixtures("anywhere")
@@ -125,6 +171,7 @@ def test_what_fails_once_is_not_tried_again(tmp_path, monkeypatch, caplog):
         ({"compile_sampling": False}, "asked for"),
         ({"cache_implementation": "static"}, "a cache was asked for"),
         ({"generation_kwargs": {"cache_implementation": "dynamic"}}, "a cache was asked for"),
+        ({"use_transformers_continuous_batching": True}, "continuous batching"),
     ],
     ids=str,
 )

@@ -25,6 +25,8 @@ from adpo.lm.packing import Plan
 _plain = ALL_ATTENTION_FUNCTIONS["sdpa"]
 ASKS_FOR_GROUPS = "enable_gqa" in inspect.signature(varlen_attn).parameters
 """Earlier forms of torch's function take fewer heads of keys without being told."""
+OLDEST = (8, 0)
+"""Generation of GPUs that has these kernels: Ampere."""
 WIDEST = 256
 """Head that the kernels of variable-length attention take."""
 
@@ -81,8 +83,9 @@ class _Gathered(torch.autograd.Function):
 
 def takes_varlen(device: torch.device, dtype: torch.dtype, width: int) -> bool:
     """Whether torch's variable-length attention has a kernel for heads of this width."""
-    narrow = dtype in (torch.float16, torch.bfloat16)
-    return device.type == "cuda" and narrow and width % 8 == 0 and width <= WIDEST
+    if device.type != "cuda" or dtype not in (torch.float16, torch.bfloat16) or width % 8 or width > WIDEST:
+        return False
+    return torch.version.hip is not None or torch.cuda.get_device_capability(device) >= OLDEST
 
 
 def _varlen(q: Tensor, k: Tensor, v: Tensor, plan: Plan, scaling: float | None) -> Tensor:

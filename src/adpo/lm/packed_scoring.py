@@ -116,8 +116,11 @@ def _drops(module: Any) -> bool:
 
 
 @torch.no_grad()
-def why_not_packed(model: Any) -> str | None:
-    """Nothing if packed and padded rows give the same log-probabilities; else what is in the way."""
+def why_not_packed(model: Any, precision: torch.dtype | None = None) -> str | None:
+    """Nothing if packed and padded rows give the same log-probabilities; else what is in the way.
+
+    ``precision`` is that of the passes, where autocast makes it another than that of the weights.
+    """
     head = _inner(model).get_output_embeddings()
     if hasattr(head, "base_layer"):
         return "its output layer has an adapter"
@@ -140,11 +143,12 @@ def why_not_packed(model: Any) -> str | None:
     was_training = model.training
     model.eval()
     try:
-        found, expected = packed_seq_logp(model, repacked(rows)), seq_logp(model, rows)
+        with torch.autocast(device.type, precision, enabled=precision is not None):
+            found, expected = packed_seq_logp(model, repacked(rows)), seq_logp(model, rows)
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
         return " ".join(f"{type(error).__name__}: {error}".split())[:200]
     finally:
         model.train(was_training)
     off = float((found - expected).abs().max())
-    tolerance = 1e-3 if next(model.parameters()).dtype == torch.float32 else 0.1
+    tolerance = 1e-3 if (precision or next(model.parameters()).dtype) == torch.float32 else 0.1
     return None if off < tolerance else f"its log-probabilities would differ by {off:.3g}"

@@ -64,7 +64,7 @@ class Scorer:
         self.device = next(model.parameters()).device
         self.budget = TokenBudget(self.forms.tokens_per_pass, self.device)
         self.varlen = takes_varlen(self.device, precision or next(model.parameters()).dtype, head_width(model))
-        self.why_padded = self._why_padded(model)
+        self.why_padded = self._why_padded(model, precision)
         self.packs = self.why_padded is None
         self._why_plain = self._layers_plain(model)
         if self.packs:
@@ -72,14 +72,14 @@ class Scorer:
         self._compiled = CompiledLayers(model) if self._why_plain is None else None
         log.info("scoring: %s", self.chosen())
 
-    def _why_padded(self, model: Any) -> str | None:
+    def _why_padded(self, model: Any, precision: torch.dtype | None) -> str | None:
         if self.forms.scoring == "padded":
             return "asked for"
         if self.forms.scoring == "auto" and self.device.type == "cpu":
             return "on a CPU packing does not pay"
         if self.forms.scoring == "auto" and not self.varlen:
             return "no variable-length attention for this precision or width of heads"
-        reason = why_not_packed(model)
+        reason = why_not_packed(model, precision)
         if reason is not None and self.forms.scoring == "packed":
             raise ValueError(f"scoring packed does not work with this model: {reason}")
         return reason

@@ -55,6 +55,7 @@ def reproduce(
         on_progress(done / total)
     if not any(cell.startswith("update-") for cell in found):
         raise ValueError(f"{out} holds no update yet: give it more --minutes")
+    liger = update_name(preset.base, TRL_LIGER)
     ended = [cell for cell in cells if cell.name in found]
     results: dict[str, Any] = {
         "preset": name,
@@ -64,7 +65,9 @@ def reproduce(
         "updates": {cell: measured for cell, measured in found.items() if cell.startswith("update-")},
         "whole_steps": {cell: measured for cell, measured in found.items() if cell.startswith("whole-")},
         "largest_passes": {cell: measured for cell, measured in found.items() if cell.startswith("fits-")},
-        "left_out": [] if _has_liger() else [f"{TRL_LIGER.name}: liger-kernel or a GPU is missing"],
+        "left_out": []
+        if liger in (cell.name for cell in cells)
+        else [f"{TRL_LIGER.name}: it needs a GPU and its package"],
         "not_yet": [cell.name for cell in cells if cell.name not in found and not cell.name.startswith("exact-")],
     }
     results["rows"] = rows_of(results, preset)
@@ -96,8 +99,9 @@ def cells_of(preset: Preset, job: Job) -> list[Cell]:
         cells += [_update(job, preset, work, one) for one in present]
         cells += whole if work == preset.base else []
     cells += [Cell(f"fits-{one.name}", partial(_fits, one, preset), 2.0) for one in (TRL_DEFAULT, TRL_PLAIN, ADPO)]
-    if _has_liger():  # the last one: it puts its kernels into the models of this process
-        cells.append(_update(job, preset, preset.base, TRL_LIGER))
+    liger = _update(job, preset, preset.base, TRL_LIGER)
+    if _has_liger() or job.has(liger):  # the last one: it puts its kernels into the models of this process
+        cells.append(liger)
     return cells
 
 

@@ -10,6 +10,7 @@ anew before every rollout: rounding them again for every token would take longer
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import logging
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import AutoModelForCausalLM
 
 from adpo.integrations.forms import NARROW
 from adpo.integrations.passes import SHARDED
@@ -69,8 +71,13 @@ class Sampling(ExactResume):
             return "its parameters are sharded"
         if self.accelerator.device.type != "cuda":
             return "no GPU"
-        if self._rounded and hasattr(self.accelerator.unwrap_model(self.model), "peft_config"):
-            return "an adapter on weights in another precision than the passes"
+        if self._rounded is not None:  # a copy would be sampled from: it must be the policy but for rounding
+            if hasattr(self.accelerator.unwrap_model(self.model), "peft_config"):
+                return "an adapter on weights in another precision than the passes"
+            if args.cast_lm_head_to_fp32:
+                return "an output layer in float32"
+            if self._rounded == torch.float16:
+                return "weights in float32 and passes in float16, whose range may not hold a residual stream"
         return None if importlib.util.find_spec("triton") else "triton is missing"
 
     @property
@@ -82,7 +89,8 @@ class Sampling(ExactResume):
     def _generate_single_turn(self, *arguments: Any, **options: Any) -> Any:
         if self.why_not_compiled is not None or not self.model.training:
             return super()._generate_single_turn(*arguments, **options)
-        wrapped = self.model_wrapped
+        wrapped, policy = self.model_wrapped, self.accelerator.unwrap_model(self.model)
+        checkpointing = policy.is_gradient_checkpointing
         try:
             self._choose("static", compiled=True)
             self.model_wrapped = self._sampled_from()
@@ -90,6 +98,10 @@ class Sampling(ExactResume):
         except RuntimeError as error:  # of the compiler, of memory, of a model that has no such cache
             self.why_not_compiled = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             log.warning("compiled decoding failed, going on without: %s", self.why_not_compiled)
+            if checkpointing and not policy.is_gradient_checkpointing:  # TRL turns it off while sampling
+                policy.gradient_checkpointing_enable(
+                    gradient_checkpointing_kwargs=self.args.gradient_checkpointing_kwargs
+                )
         finally:
             self._choose(None, compiled=False)
             self.model_wrapped = wrapped
@@ -104,13 +116,24 @@ class Sampling(ExactResume):
             return self.model_wrapped
         policy = self.accelerator.unwrap_model(self.model)
         if self._copy is None:
-            with torch.device(self.accelerator.device):
-                made: Any = type(policy)(policy.config).to(dtype)
-            made.generation_config = policy.generation_config
-            self._copy = made
-        for mine, theirs in zip(self._copy.parameters(), policy.parameters(), strict=True):
-            mine.copy_(theirs)
+            self._copy = self._made_like(policy, dtype)
+        mine = self._copy.state_dict()
+        for name, values in policy.state_dict().items():
+            mine[name].copy_(values)
         return self._copy.train(policy.training)
+
+    def _made_like(self, policy: Any, dtype: torch.dtype) -> nn.Module:
+        """Its weights are drawn, and thrown away: the next numbers that are drawn must not know."""
+        device = self.accelerator.device
+        with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.device(device):
+            made = AutoModelForCausalLM.from_config(copy.deepcopy(policy.config), dtype=dtype)
+        if type(made) is not type(policy):
+            raise RuntimeError(
+                f"the policy is a {type(policy).__name__}, its configuration makes {type(made).__name__}"
+            )
+        made.generation_config = policy.generation_config
+        found: nn.Module = made.requires_grad_(False)
+        return found
 
     def _choose(self, cache: str | None, *, compiled: bool) -> None:
         self.generation_config.cache_implementation = self.generation_kwargs["cache_implementation"] = cache
