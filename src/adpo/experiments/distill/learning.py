@@ -1,0 +1,111 @@
+"""Students of one method, all seeds at once, from the lessons of a teacher."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from adpo.core.temperature import GuardedTau
+from adpo.experiments.distill import students
+from adpo.experiments.distill.actor import Gaussian
+from adpo.experiments.distill.lessons import Lessons
+from adpo.experiments.distill.methods import Batch, Method
+from adpo.experiments.distill.students import Weights
+
+Teacher = Callable[[Tensor], Gaussian]
+EDGE = 0.999
+"""Uniform candidates stay inside: at the edge of the squash there is no ``u``."""
+
+
+@dataclass(frozen=True)
+class Course:
+    """How students are taught."""
+
+    steps: int = 2000
+    batch: int = 128
+    learning_rate: float = 1e-3
+    hidden: int = 64
+    candidates: int = 16
+    of_teacher: float = 0.5  # share of the candidates; the rest is the student's, less the uniform ones
+    uniform: float = 0.0
+
+    def counts(self) -> tuple[int, int, int]:
+        """Candidates of teacher, student and uniform draw."""
+        teacher, uniform = round(self.of_teacher * self.candidates), round(self.uniform * self.candidates)
+        return teacher, self.candidates - teacher - uniform, uniform
+
+
+def drawn_candidates(course: Course, teacher: Gaussian, student: Gaussian, draw: torch.Generator) -> Tensor:
+    """``[runs, n, K, actions]`` before the squash: the teacher's, the student's as it is now, and uniform ones."""
+    shape = teacher.mean.shape
+    parts = []
+    of_teacher, of_student, uniform = course.counts()
+    for policy, count in ((teacher, of_teacher), (student, of_student)):
+        noise = torch.randn(*shape[:-1], count, shape[-1], generator=draw)
+        parts.append(policy.mean.detach().unsqueeze(-2) + policy.log_std.detach().exp().unsqueeze(-2) * noise)
+    spread = 2 * torch.rand(*shape[:-1], uniform, shape[-1], generator=draw) - 1
+    return torch.cat([*parts, torch.atanh(EDGE * spread)], -2)
+
+
+def taught(
+    method: Method,
+    course: Course,
+    lessons: Lessons,
+    teacher: Teacher,
+    seeds: Sequence[int],
+    keep_at: Sequence[int] = (),
+) -> dict[int, Weights]:
+    """Weights of all students after these numbers of steps, and after the last."""
+    runs = len(seeds)
+    states, actions = lessons.states.shape[1], lessons.shown.shape[1]
+    weights = [value.requires_grad_() for value in students.initial(states, actions, course.hidden, seeds)]
+    slow = [value.detach().clone() for value in weights]
+    optimizer = torch.optim.Adam(weights, lr=course.learning_rate)
+    guard = None if method.guarded is None else GuardedTau(*method.guarded)
+    draw = torch.Generator().manual_seed(seeds[0])
+    kept: dict[int, Weights] = {}
+    for step in range(1, course.steps + 1):
+        places = torch.randint(len(lessons.states), (runs, course.batch), generator=draw)
+        seen = lessons.states[places]
+        with torch.no_grad():
+            of_teacher = teacher(seen)
+        student = students.policy(weights, seen)
+        batch = Batch(
+            student,
+            of_teacher,
+            _anchor(method, student, slow, seen),
+            drawn_candidates(course, of_teacher, student, draw),
+            lessons.shown[places],
+        )
+        if guard is not None:
+            batch.tau = _guarded(guard, student, of_teacher)
+        loss = method.loss(batch).sum()
+        optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        optimizer.step()
+        if method.anchor == "ema":
+            students.averaged(slow, weights, method.decay)
+        if step in keep_at or step == course.steps:
+            kept[step] = [value.detach().clone() for value in weights]
+    return kept
+
+
+def _anchor(method: Method, student: Gaussian, slow: Weights, seen: Tensor) -> Gaussian | None:
+    if method.anchor == "zero":
+        return None
+    if method.anchor == "self":
+        return Gaussian(*(part.detach() for part in student))
+    with torch.no_grad():
+        return students.policy(slow, seen)
+
+
+def _guarded(guard: GuardedTau, student: Gaussian, teacher: Gaussian) -> Tensor:
+    """Confidence: how narrow a student is, of a width of one; improvement: of how close it is to the teacher."""
+    with torch.no_grad():
+        width = student.log_std.mean((1, 2)).exp().clamp(max=1.0)
+        found = guard.update(entropy=width.double(), reward=-teacher.kl(student).mean(1).double())
+    assert isinstance(found, Tensor)
+    return found

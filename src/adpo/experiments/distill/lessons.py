@@ -1,0 +1,59 @@
+"""What students learn from: states that a teacher came through, and what it did there."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from adpo.experiments.distill import worlds
+from adpo.experiments.distill.actor import Actor
+
+
+class Lessons(NamedTuple):
+    """States ``[n, states]``, what the teacher did there before the squash ``[n, actions]``, and the episodes."""
+
+    states: Tensor
+    shown: Tensor
+    episode: Tensor
+
+    def split(self, held_out: int) -> tuple[Lessons, Lessons]:
+        """Whole episodes apart, the last ones held out: at least so many states."""
+        sizes = torch.bincount(self.episode)
+        from_the_end = sizes.flip(0).cumsum(0)
+        episodes = int((from_the_end < held_out).sum()) + 1
+        out = self.episode >= len(sizes) - episodes
+        if out.all():
+            raise ValueError(f"{len(sizes)} episodes cannot be split with {held_out} states held out: record more")
+        return Lessons(*(part[~out] for part in self)), Lessons(*(part[out] for part in self))
+
+
+@torch.no_grad()
+def record(teacher: Actor, name: str, count: int, seed: int, side_by_side: int = 8) -> Lessons:
+    """Of episodes in which the teacher acts with its noise; those that have not ended are left out."""
+    world = worlds.copies(name, side_by_side)
+    draw = torch.Generator().manual_seed(seed)
+    finished: list[tuple[list[Tensor], list[Tensor]]] = []
+    running: list[tuple[list[Tensor], list[Tensor]]] = [([], []) for _ in range(side_by_side)]
+    try:
+        states, _ = world.reset(seed=seed)
+        while sum(len(seen) for seen, _ in finished) < count:
+            seen = torch.from_numpy(states).float()
+            policy = teacher(seen)
+            u = policy.draw(torch.randn(policy.mean.shape, generator=draw))
+            states, _, ended, cut, _ = world.step(worlds.scaled(world, torch.tanh(u).numpy()))
+            for number, (of_copy, done) in enumerate(running):
+                of_copy.append(seen[number])
+                done.append(u[number])
+            for number in np.flatnonzero(ended | cut).tolist():
+                finished.append(running[number])
+                running[number] = ([], [])
+    finally:
+        world.close()
+    episode = torch.repeat_interleave(
+        torch.arange(len(finished)), torch.tensor([len(seen) for seen, _ in finished])
+    )
+    states_of, shown = (torch.cat([torch.stack(part[place]) for part in finished]) for place in (0, 1))
+    return Lessons(states_of, shown, episode)

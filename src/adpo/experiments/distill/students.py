@@ -1,0 +1,50 @@
+"""Many small students trained as one: the weights of all runs stacked along a first axis.
+
+A student is an MLP with two tanh layers that gives mean and logarithm of the standard deviation of a Gaussian
+before the squash. Runs never mix: matrix products are batched over the run axis, Adam is elementwise.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from adpo.experiments.distill.actor import Gaussian
+
+Weights = list[Tensor]
+"""Matrices and biases in turn, each ``[runs, fan_in, fan_out]`` or ``[runs, 1, fan_out]``."""
+LOG_STD = (-5.0, 2.0)
+
+
+def initial(states: int, actions: int, hidden: int, seeds: Sequence[int]) -> Weights:
+    """Uniform in ±1/sqrt(fan_in), each run from its own seed; outputs near zero: a standard deviation of one."""
+    sizes = (states, hidden, hidden, 2 * actions)
+    weights: list[list[Tensor]] = []
+    for seed in seeds:
+        draw = torch.Generator().manual_seed(seed)
+        of_run = []
+        for layer, (fan_in, fan_out) in enumerate(itertools.pairwise(sizes)):
+            bound = (0.01 if layer == 2 else 1.0) / math.sqrt(fan_in)
+            drawn = [torch.rand(rows, fan_out, generator=draw) for rows in (fan_in, 1)]
+            of_run += [bound * (2 * values - 1) for values in drawn]
+        weights.append(of_run)
+    return [torch.stack(parts) for parts in zip(*weights, strict=True)]
+
+
+def policy(weights: Weights, states: Tensor) -> Gaussian:
+    """For states ``[runs, n, states]``: mean and log_std, ``[runs, n, actions]``."""
+    hidden = states
+    for matrix, bias in zip(weights[0:-2:2], weights[1:-2:2], strict=True):
+        hidden = torch.tanh(torch.baddbmm(bias, hidden, matrix))
+    mean, log_std = torch.baddbmm(weights[-1], hidden, weights[-2]).chunk(2, -1)
+    return Gaussian(mean, log_std.clamp(*LOG_STD))
+
+
+def averaged(slow: Weights, weights: Weights, decay: float) -> None:
+    """``slow`` moves towards the weights."""
+    with torch.no_grad():
+        torch._foreach_lerp_(slow, weights, 1 - decay)

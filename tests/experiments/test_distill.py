@@ -1,0 +1,91 @@
+"""Students of a teacher: lessons, candidates, and what each method converges to."""
+
+import pytest
+import torch
+
+pytest.importorskip("gymnasium")
+
+from adpo.experiments.distill import students
+from adpo.experiments.distill.actor import Actor, Gaussian
+from adpo.experiments.distill.learning import EDGE, Course, drawn_candidates, taught
+from adpo.experiments.distill.lessons import Lessons, record
+from adpo.experiments.distill.methods import methods
+
+COURSE = Course(steps=600, hidden=16, batch=64)
+
+
+def easy_teacher():
+    """Means that are linear in the state, one width."""
+    return lambda states: Gaussian(0.3 * states[..., :2], torch.full_like(states[..., :2], -1.0))
+
+
+def lessons(count=400):
+    states = torch.randn(count, 3, generator=torch.Generator().manual_seed(0))
+    noise = torch.randn(count, 2, generator=torch.Generator().manual_seed(1))
+    return Lessons(states, easy_teacher()(states).draw(noise), torch.arange(count) // 50)
+
+
+def distance(weights, states):
+    stacked = states.expand(len(weights[0]), -1, -1)
+    return easy_teacher()(stacked).kl(students.policy(weights, stacked)).mean(1)
+
+
+@pytest.mark.parametrize("name", methods())
+def test_runs_do_not_mix(name):
+    """Three students at once are three students one by one, were it not for the draws that they share."""
+    together = students.initial(3, 2, 8, [4, 5, 6])
+    alone = [students.initial(3, 2, 8, [seed]) for seed in (4, 5, 6)]
+    states = torch.randn(3, 7, 3)
+    found = students.policy(together, states)
+    for run, weights in enumerate(alone):
+        single = students.policy(weights, states[run : run + 1])
+        torch.testing.assert_close(found.mean[run], single.mean[0])
+    weights = taught(methods()[name], Course(steps=3, hidden=8, batch=8), lessons(), easy_teacher(), [4, 4])[3]
+    assert all(len(value) == 2 for value in weights)
+
+
+CLOSE = ["KD, candidates", "KD, closed form", "BC, likelihood", "ADPO anchored target", "ADPO anchored target EMA"]
+
+
+@pytest.mark.parametrize("name", [*CLOSE, "ADPO anchored target, guarded tau"])
+def test_what_should_become_the_teacher_does(name):
+    practice, held_out = lessons().split(100)
+    kept = taught(methods()[name], COURSE, practice, easy_teacher(), [0, 1], keep_at=[1])
+    before, after = (distance(kept[step], held_out.states) for step in (1, 600))
+    assert (before > 0.5).all()
+    assert (after < 0.06).all()
+
+
+@pytest.mark.parametrize("name", ["ADPO self-anchor", "ADPO self-anchor EMA"])
+def test_a_plain_target_over_an_anchor_narrows_the_student(name):
+    """As theory says: its optimum is the anchor times the teacher."""
+    kept = taught(methods()[name], COURSE, lessons(), easy_teacher(), [0, 1])[600]
+    width = students.policy(kept, lessons().states.expand(2, -1, -1)).log_std.exp().mean((1, 2))
+    assert (width < 0.25).all()  # the teacher's is 0.37
+
+
+def test_candidates_come_from_whom_they_should():
+    course = Course(candidates=8, of_teacher=0.25, uniform=0.5)
+    assert course.counts() == (2, 2, 4)
+    teacher = Gaussian(torch.full((1, 500, 1), 3.0), torch.full((1, 500, 1), -4.0))
+    student = Gaussian(torch.full((1, 500, 1), -3.0), torch.full((1, 500, 1), -4.0))
+    found = drawn_candidates(course, teacher, student, torch.Generator().manual_seed(0))
+    assert found.shape == (1, 500, 8, 1)
+    torch.testing.assert_close(found[..., :2, :].mean(), torch.tensor(3.0), rtol=0, atol=0.01)
+    torch.testing.assert_close(found[..., 2:4, :].mean(), torch.tensor(-3.0), rtol=0, atol=0.01)
+    uniform = torch.tanh(found[..., 4:, :])
+    assert float(uniform.abs().max()) <= EDGE
+    assert abs(float(uniform.square().mean()) - EDGE**2 / 3) < 0.02
+
+
+def test_episodes_are_recorded_whole_and_split_whole():
+    teacher = Actor(3, 1, 8).requires_grad_(requires_grad=False)
+    found = record(teacher, "Pendulum-v1", 1000, seed=3, side_by_side=4)
+    assert torch.bincount(found.episode).tolist() == [200] * 8
+    again = record(teacher, "Pendulum-v1", 1000, seed=3, side_by_side=4)
+    assert all(torch.equal(mine, other) for mine, other in zip(found, again, strict=True))
+    practice, held_out = found.split(300)
+    assert (len(practice.states), len(held_out.states)) == (1200, 400)
+    assert not set(practice.episode.tolist()) & set(held_out.episode.tolist())
+    with pytest.raises(ValueError, match="record more"):
+        found.split(1600)
