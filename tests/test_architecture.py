@@ -84,6 +84,7 @@ MAY_USE = {  # besides torch: few, named files
     "experiments/bandits/run.py": {"rich"},
     "experiments/distill/actor.py": {"safetensors"},
     "experiments/distill/lessons.py": {"numpy"},
+    "experiments/distill/measures.py": {"numpy"},
     "experiments/distill/teachers.py": {"numpy"},
     "experiments/distill/training.py": {"numpy", "safetensors"},
     "experiments/distill/worlds.py": {"gymnasium", "numpy"},

@@ -1,11 +1,13 @@
 """Students of a teacher: lessons, candidates, and what each method converges to."""
 
+import math
+
 import pytest
 import torch
 
 pytest.importorskip("gymnasium")
 
-from adpo.experiments.distill import students
+from adpo.experiments.distill import measures, students
 from adpo.experiments.distill.actor import Actor, Gaussian
 from adpo.experiments.distill.learning import EDGE, Course, drawn_candidates, taught
 from adpo.experiments.distill.lessons import Lessons, record
@@ -89,3 +91,33 @@ def test_episodes_are_recorded_whole_and_split_whole():
     assert not set(practice.episode.tolist()) & set(held_out.episode.tolist())
     with pytest.raises(ValueError, match="record more"):
         found.split(1600)
+
+
+def test_a_student_that_is_the_teacher_measures_as_such():
+    weights = students.initial(3, 1, 8, [0, 1])
+    own = measures.closeness(weights, lambda states: students.policy(weights, states), torch.randn(50, 3), COURSE)
+    for value, expected in zip(own[:3], (0, 0, 1), strict=True):
+        torch.testing.assert_close(value, torch.full((2,), float(expected)), rtol=0, atol=1e-6)
+    assert torch.equal(own.std, own.teacher_std)
+
+
+def test_orders_are_graded():
+    gains = torch.tensor([0.6, 0.3, 0.1])
+    scores = torch.tensor([[3.0, 2.0, 1.0], [1.0, 2.0, 3.0]])
+    found = measures.ndcg(scores, gains.expand(2, -1))
+    discount = [1.0, 1 / math.log2(3), 0.5]
+    best = sum(g * d for g, d in zip((0.6, 0.3, 0.1), discount, strict=True))
+    worst = sum(g * d for g, d in zip((0.1, 0.3, 0.6), discount, strict=True))
+    torch.testing.assert_close(found, torch.tensor([1.0, worst / best]))
+
+
+def test_students_earn_what_they_earn_alone():
+    both = students.initial(3, 1, 8, [0, 1])
+    found = measures.earned("Pendulum-v1", both, 2, seed=5, noise=True)
+    for run in range(2):
+        alone = [value[run : run + 1] for value in both]
+        torch.testing.assert_close(
+            found[run : run + 1], measures.earned("Pendulum-v1", alone, 2, seed=5, noise=True)
+        )
+    assert found.shape == (2, 2)
+    assert not torch.equal(found[0], found[1])
