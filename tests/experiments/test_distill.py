@@ -24,7 +24,8 @@ def easy_teacher():
 def lessons(count=400):
     states = torch.randn(count, 3, generator=torch.Generator().manual_seed(0))
     noise = torch.randn(count, 2, generator=torch.Generator().manual_seed(1))
-    return Lessons(states, easy_teacher()(states).draw(noise), torch.arange(count) // 50)
+    said = easy_teacher()(states)
+    return Lessons(states, said.mean, said.log_std, said.draw(noise), torch.arange(count) // 50)
 
 
 def distance(weights, states):
@@ -42,7 +43,7 @@ def test_runs_do_not_mix(name):
     for run, weights in enumerate(alone):
         single = students.policy(weights, states[run : run + 1])
         torch.testing.assert_close(found.mean[run], single.mean[0])
-    weights = taught(methods()[name], Course(steps=3, hidden=8, batch=8), lessons(), easy_teacher(), [4, 4])[3]
+    weights = taught(methods()[name], Course(steps=3, hidden=8, batch=8), lessons(), [4, 4])[3]
     assert all(len(value) == 2 for value in weights)
 
 
@@ -52,7 +53,7 @@ CLOSE = ["KD, candidates", "KD, closed form", "BC, likelihood", "ADPO anchored t
 @pytest.mark.parametrize("name", [*CLOSE, "ADPO anchored target, guarded tau"])
 def test_what_should_become_the_teacher_does(name):
     practice, held_out = lessons().split(100)
-    kept = taught(methods()[name], COURSE, practice, easy_teacher(), [0, 1], keep_at=[1])
+    kept = taught(methods()[name], COURSE, practice, [0, 1], keep_at=[1])
     before, after = (distance(kept[step], held_out.states) for step in (1, 600))
     assert (before > 0.5).all()
     assert (after < 0.06).all()
@@ -61,7 +62,7 @@ def test_what_should_become_the_teacher_does(name):
 @pytest.mark.parametrize("name", ["ADPO self-anchor", "ADPO self-anchor EMA"])
 def test_a_plain_target_over_an_anchor_narrows_the_student(name):
     """As theory says: its optimum is the anchor times the teacher."""
-    kept = taught(methods()[name], COURSE, lessons(), easy_teacher(), [0, 1])[600]
+    kept = taught(methods()[name], COURSE, lessons(), [0, 1])[600]
     width = students.policy(kept, lessons().states.expand(2, -1, -1)).log_std.exp().mean((1, 2))
     assert (width < 0.25).all()  # the teacher's is 0.37
 
@@ -93,9 +94,26 @@ def test_episodes_are_recorded_whole_and_split_whole():
         found.split(1600)
 
 
+def test_lessons_that_are_corrupted():
+    given = lessons(4000)
+    assert all(torch.equal(mine, other) for mine, other in zip(given.corrupted(0, 0, seed=1), given, strict=True))
+    noisy = given.corrupted(0.5, 0, seed=1)
+    off = (noisy.mean - given.mean) / given.log_std.exp()
+    assert abs(float(off.std()) - 0.5) < 0.02
+    torch.testing.assert_close(noisy.shown - given.shown, noisy.mean - given.mean)
+    swapped = given.corrupted(0, 0.3, seed=1)
+    share = float((swapped.mean != given.mean).any(1).float().mean())
+    assert abs(share - 0.3) < 0.03
+    assert torch.equal(swapped.states, given.states)
+    assert len(given.first(10).states) == 10
+    with pytest.raises(ValueError, match="5000 states were asked for; there are 4000"):
+        given.first(5000)
+
+
 def test_a_student_that_is_the_teacher_measures_as_such():
-    weights = students.initial(3, 1, 8, [0, 1])
-    own = measures.closeness(weights, lambda states: students.policy(weights, states), torch.randn(50, 3), COURSE)
+    weights = students.initial(3, 2, 8, [0, 0])
+    said = students.policy([value[:1] for value in weights], lessons().states.unsqueeze(0))
+    own = measures.closeness(weights, lessons()._replace(mean=said.mean[0], log_std=said.log_std[0]), COURSE)
     for value, expected in zip(own[:3], (0, 0, 1), strict=True):
         torch.testing.assert_close(value, torch.full((2,), float(expected)), rtol=0, atol=1e-6)
     assert torch.equal(own.std, own.teacher_std)

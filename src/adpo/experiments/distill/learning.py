@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +15,6 @@ from adpo.experiments.distill.lessons import Lessons
 from adpo.experiments.distill.methods import Batch, Method
 from adpo.experiments.distill.students import Weights
 
-Teacher = Callable[[Tensor], Gaussian]
 EDGE = 0.999
 """Uniform candidates stay inside: at the edge of the squash there is no ``u``."""
 
@@ -54,7 +53,6 @@ def taught(
     method: Method,
     course: Course,
     lessons: Lessons,
-    teacher: Teacher,
     seeds: Sequence[int],
     keep_at: Sequence[int] = (),
 ) -> dict[int, Weights]:
@@ -69,9 +67,7 @@ def taught(
     kept: dict[int, Weights] = {}
     for step in range(1, course.steps + 1):
         places = torch.randint(len(lessons.states), (runs, course.batch), generator=draw)
-        seen = lessons.states[places]
-        with torch.no_grad():
-            of_teacher = teacher(seen)
+        seen, of_teacher = lessons.states[places], lessons.teacher(places)
         student = students.policy(weights, seen)
         batch = Batch(
             student,

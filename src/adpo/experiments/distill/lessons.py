@@ -9,15 +9,39 @@ import torch
 from torch import Tensor
 
 from adpo.experiments.distill import worlds
-from adpo.experiments.distill.actor import Actor
+from adpo.experiments.distill.actor import Actor, Gaussian
 
 
 class Lessons(NamedTuple):
-    """States ``[n, states]``, what the teacher did there before the squash ``[n, actions]``, and the episodes."""
+    """By state: the teacher's policy there and what it did, before the squash."""
 
-    states: Tensor
-    shown: Tensor
-    episode: Tensor
+    states: Tensor  # [n, states]
+    mean: Tensor  # [n, actions]
+    log_std: Tensor  # [n, actions]
+    shown: Tensor  # [n, actions]
+    episode: Tensor  # [n]
+
+    def teacher(self, places: Tensor) -> Gaussian:
+        """What the lessons say of the teacher."""
+        return Gaussian(self.mean[places], self.log_std[places])
+
+    def first(self, count: int) -> Lessons:
+        """So many of the states."""
+        if count > len(self.states):
+            raise ValueError(f"{count} states were asked for; there are {len(self.states)}")
+        return Lessons(*(part[:count] for part in self))
+
+    def corrupted(self, noise: float, wrong: float, seed: int) -> Lessons:
+        """Means off by so many standard deviations of the teacher, and a share of states with another's lesson."""
+        draw = torch.Generator().manual_seed(seed)
+        off = torch.randn(self.mean.shape, generator=draw) * self.log_std.exp()
+        swapped = torch.rand(len(self.states), generator=draw) < wrong
+        other = torch.where(
+            swapped, torch.randperm(len(self.states), generator=draw), torch.arange(len(self.states))
+        )
+        parts = (part[other] for part in (self.mean + noise * off, self.log_std, self.shown + noise * off))
+        mean, log_std, shown = parts
+        return Lessons(self.states, mean, log_std, shown, self.episode)
 
     def split(self, held_out: int) -> tuple[Lessons, Lessons]:
         """Whole episodes apart, the last ones held out: at least so many states."""
@@ -52,8 +76,8 @@ def record(teacher: Actor, name: str, count: int, seed: int, side_by_side: int =
                 running[number] = ([], [])
     finally:
         world.close()
-    episode = torch.repeat_interleave(
-        torch.arange(len(finished)), torch.tensor([len(seen) for seen, _ in finished])
-    )
+    lengths = torch.tensor([len(seen) for seen, _ in finished])
     states_of, shown = (torch.cat([torch.stack(part[place]) for part in finished]) for place in (0, 1))
-    return Lessons(states_of, shown, episode)
+    said = teacher(states_of)
+    episode = torch.repeat_interleave(torch.arange(len(finished)), lengths)
+    return Lessons(states_of, said.mean, said.log_std, shown, episode)

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from adpo.experiments.distill import students, worlds
 from adpo.experiments.distill.actor import Gaussian
-from adpo.experiments.distill.learning import Course, Teacher, drawn_candidates
+from adpo.experiments.distill.learning import Course, drawn_candidates
+from adpo.experiments.distill.lessons import Lessons
 from adpo.experiments.distill.students import Weights
 
 
@@ -25,10 +26,11 @@ class Closeness(NamedTuple):
 
 
 @torch.no_grad()
-def closeness(weights: Weights, teacher: Teacher, states: Tensor, course: Course, seed: int = 0) -> Closeness:
-    """On states ``[n, states]``, with candidates as in the lessons."""
-    stacked = states.expand(len(weights[0]), -1, -1)
-    ours, theirs = students.policy(weights, stacked), teacher(stacked)
+def closeness(weights: Weights, lessons: Lessons, course: Course, seed: int = 0) -> Closeness:
+    """On the states of some lessons, with candidates as in a course."""
+    runs = len(weights[0])
+    ours = students.policy(weights, lessons.states.expand(runs, -1, -1))
+    theirs = Gaussian(*(part.expand(runs, -1, -1) for part in (lessons.mean, lessons.log_std)))
     candidates = drawn_candidates(course, theirs, ours, torch.Generator().manual_seed(seed))
     scores, gains = (_table(policy, candidates) for policy in (ours, theirs))
     return Closeness(
