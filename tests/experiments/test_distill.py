@@ -1,17 +1,19 @@
 """Students of a teacher: lessons, candidates, and what each method converges to."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 pytest.importorskip("gymnasium")
 
-from adpo.experiments.distill import measures, students
+from adpo.experiments.distill import measures, outcomes, students
 from adpo.experiments.distill.actor import Actor, Gaussian
 from adpo.experiments.distill.learning import EDGE, Course, drawn_candidates, taught
 from adpo.experiments.distill.lessons import Lessons, record
 from adpo.experiments.distill.methods import methods
+from adpo.experiments.distill.protocol import PRESETS, Lesson
 
 COURSE = Course(steps=600, hidden=16, batch=64)
 
@@ -139,3 +141,26 @@ def test_students_earn_what_they_earn_alone():
         )
     assert found.shape == (2, 2)
     assert not torch.equal(found[0], found[1])
+
+
+SMALL = replace(
+    PRESETS["smoke"], environments=("Pendulum-v1",), base=Lesson(states=300, course=Course(steps=40, hidden=8))
+)
+
+
+@pytest.mark.parametrize("lesson", list(SMALL.lessons()), ids=lambda lesson: lesson.name)
+def test_outcomes_of_a_study(lesson):
+    teacher = Actor(3, 1, 8).requires_grad_(requires_grad=False)
+    practice, held_out = outcomes.recorded(teacher, "Pendulum-v1", SMALL)
+    found = outcomes.outcome("Pendulum-v1", "ADPO anchored target", lesson, SMALL, practice, held_out)
+    assert all(len(found[key]) == 2 for key in ("kl", "reverse_kl", "ndcg", "std", "deterministic", "stochastic"))
+    assert set(found["curve"]) == ({"30"} if lesson.study == "main" else set())
+    again = outcomes.outcome("Pendulum-v1", "ADPO anchored target", lesson, SMALL, practice, held_out)
+    assert found == again
+
+
+def test_the_teacher_is_examined_in_the_episodes_of_its_students():
+    teacher = Actor(3, 1, 8).requires_grad_(requires_grad=False)
+    own = outcomes.teachers_own("Pendulum-v1", teacher, SMALL)
+    assert [len(values) for values in own.values()] == [2, 2]
+    assert own == outcomes.teachers_own("Pendulum-v1", teacher, SMALL)

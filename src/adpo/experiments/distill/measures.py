@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +14,9 @@ from adpo.experiments.distill.actor import Gaussian
 from adpo.experiments.distill.learning import Course, drawn_candidates
 from adpo.experiments.distill.lessons import Lessons
 from adpo.experiments.distill.students import Weights
+
+Policies = Callable[[Tensor], Gaussian]
+"""States ``[runs, n, states]`` to what is done there."""
 
 
 class Closeness(NamedTuple):
@@ -58,21 +62,25 @@ def ndcg(scores: Tensor, gains: Tensor) -> Tensor:
     return (found * discount).sum(-1) / (best * discount).sum(-1)
 
 
-@torch.no_grad()
 def earned(name: str, weights: Weights, episodes: int, seed: int, *, noise: bool) -> Tensor:
-    """Of every student in the same episodes, ``[runs, episodes]``; the first episode of every copy counts."""
+    """Of every student in the same episodes, ``[runs, episodes]``."""
     runs = len(weights[0])
+    return earned_by(name, lambda seen: students.policy(weights, seen), runs, episodes, seed, noise=noise)
+
+
+@torch.no_grad()
+def earned_by(name: str, policies: Policies, runs: int, episodes: int, seed: int, *, noise: bool) -> Tensor:
+    """Every policy in a copy of the environment for every episode; the first episode of a copy counts."""
     world = worlds.copies(name, runs * episodes)
     draw = torch.Generator().manual_seed(seed)
     try:
         states, _ = world.reset(seed=[seed + episode for _ in range(runs) for episode in range(episodes)])
         total, running = np.zeros(runs * episodes), np.ones(runs * episodes, dtype=bool)
         while running.any():
-            seen = torch.from_numpy(states).float().view(runs, episodes, -1)
-            policy = students.policy(weights, seen)
-            u = policy.mean
-            if noise:  # the same for every student
-                u = policy.draw(torch.randn(u.shape[1:], generator=draw))
+            found = policies(torch.from_numpy(states).float().view(runs, episodes, -1))
+            u = found.mean
+            if noise:  # the same for every policy
+                u = found.draw(torch.randn(u.shape[1:], generator=draw))
             actions = torch.tanh(u).view(runs * episodes, -1).numpy()
             states, rewards, ended, cut, _ = world.step(worlds.scaled(world, actions))
             total += rewards * running

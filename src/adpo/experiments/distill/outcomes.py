@@ -1,0 +1,68 @@
+"""What becomes of the students of one method in one study: the cells of the experiment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from adpo.experiments.distill import measures
+from adpo.experiments.distill.actor import Actor
+from adpo.experiments.distill.learning import taught
+from adpo.experiments.distill.lessons import Lessons, record
+from adpo.experiments.distill.methods import methods
+from adpo.experiments.distill.protocol import SEEDS_FROM, Lesson, Protocol
+from adpo.experiments.distill.students import Weights
+
+RECORDING_SEED = 7
+CORRUPTION_SEED = 11
+EPISODE_SEED = 3 * 10**6
+"""Of the exams: the first states of episodes, and the noise in them."""
+
+
+def recorded(teacher: Actor, name: str, protocol: Protocol) -> tuple[Lessons, Lessons]:
+    """Practice, and whole episodes held out."""
+    return record(teacher, name, protocol.recorded, RECORDING_SEED).split(protocol.held_out)
+
+
+def outcome(
+    name: str, method: str, lesson: Lesson, protocol: Protocol, practice: Lessons, held_out: Lessons
+) -> dict[str, Any]:
+    """Of all seeds of a method: after the last step, and, in the main study, on the way there."""
+    given = practice.first(lesson.states).corrupted(lesson.noise, lesson.wrong, CORRUPTION_SEED)
+    main = lesson == protocol.base
+    seeds = range(SEEDS_FROM, SEEDS_FROM + protocol.seeds)
+    course = lesson.course
+    on_the_way = [steps for steps in protocol.few_steps if steps < course.steps] if main else []
+    kept = taught(methods()[method], course, given, seeds, on_the_way)
+    episodes = protocol.episodes if main else protocol.curve_episodes
+    found = examined(name, kept[course.steps], episodes, held_out, lesson)
+    found["curve"] = {
+        str(steps): examined(name, kept[steps], protocol.curve_episodes, held_out, lesson) for steps in on_the_way
+    }
+    return found
+
+
+def examined(name: str, weights: Weights, episodes: int, held_out: Lessons, lesson: Lesson) -> dict[str, Any]:
+    """Lists over seeds: distances on states held out, and the mean return with noise and without."""
+    close = measures.closeness(weights, held_out, lesson.course)
+    found: dict[str, Any] = {key: _rounded(values) for key, values in close._asdict().items()}
+    for way, noise in (("deterministic", False), ("stochastic", True)):
+        earned = measures.earned(name, weights, episodes, EPISODE_SEED, noise=noise)
+        found[way] = _rounded(earned.mean(1))
+    return found
+
+
+def teachers_own(name: str, teacher: Actor, protocol: Protocol) -> dict[str, list[float]]:
+    """What the teacher earns in the episodes of the main exam, one number each."""
+    found = {}
+    for way, noise in (("deterministic", False), ("stochastic", True)):
+        earned = measures.earned_by(
+            name, lambda seen: teacher(seen), 1, protocol.episodes, EPISODE_SEED, noise=noise
+        )
+        found[way] = _rounded(earned[0])
+    return found
+
+
+def _rounded(values: torch.Tensor) -> list[float]:
+    return [float(f"{value:.7g}") for value in values.tolist()]

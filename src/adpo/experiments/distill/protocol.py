@@ -1,0 +1,90 @@
+"""The protocol: every number of the experiment.
+
+A teacher acts with its noise; the states it comes through, whole episodes of them, are the lessons. Students of
+every method start from the same weights, see the same states in the same order, and are examined in the same
+episodes as their teacher, with their noise and without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from adpo.experiments.distill.learning import Course
+
+STANDARD = Course(steps=5000)
+SEEDS_FROM = 100
+"""Of students; teachers have others."""
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What a study changes about the lessons and the student."""
+
+    study: str = "main"
+    states: int = 20_000
+    noise: float = 0.0  # of the teacher's means, in its standard deviations
+    wrong: float = 0.0  # share of states with the lesson of another
+    course: Course = STANDARD
+
+    @property
+    def name(self) -> str:
+        course = self.course
+        return (
+            f"{self.study}-states{self.states}-noise{self.noise:g}-wrong{self.wrong:g}"
+            f"-hidden{course.hidden}-steps{course.steps}"
+        )
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """One run of the experiment."""
+
+    environments: tuple[str, ...] = ("HalfCheetah-v5", "Hopper-v5")
+    seeds: int = 10
+    episodes: int = 20
+    held_out: int = 4000  # states of other episodes, for distances
+    recorded: int = 104_000
+    base: Lesson = Lesson()
+    few_states: tuple[int, ...] = (100, 300, 1000, 3000, 10_000, 30_000, 100_000)
+    few_steps: tuple[int, ...] = (30, 100, 300, 1000, 3000, 10_000, 30_000)
+    noises: tuple[float, ...] = (0.5, 1.0, 2.0)
+    shares_wrong: tuple[float, ...] = (0.1, 0.3)
+    small: tuple[int, ...] = (4, 8, 16)
+    curve_episodes: int = 5
+
+    def lessons(self) -> Iterator[Lesson]:
+        """The main study, and one change at a time around it."""
+        base = self.base
+        yield base
+        for states in self.few_states:
+            yield replace(base, study="states", states=states)
+        for noise in self.noises:
+            yield replace(base, study="noise", noise=noise)
+        for wrong in self.shares_wrong:
+            yield replace(base, study="wrong", wrong=wrong)
+        for hidden in self.small:
+            yield replace(base, study="small", course=replace(base.course, hidden=hidden))
+
+    def described(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+PRESETS = {
+    "paper": Protocol(),
+    "smoke": Protocol(
+        environments=("Hopper-v5",),
+        seeds=2,
+        episodes=2,
+        held_out=400,
+        recorded=1600,
+        base=Lesson(states=1000, course=Course(steps=200)),
+        few_states=(100,),
+        few_steps=(30, 100),
+        noises=(1.0,),
+        shares_wrong=(),
+        small=(8,),
+        curve_episodes=2,
+    ),
+}
