@@ -8,8 +8,8 @@ import torch
 
 pytest.importorskip("gymnasium")
 
-from adpo.experiments.distill import measures, outcomes, students
-from adpo.experiments.distill.actor import Actor, Gaussian
+from adpo.experiments.distill import measures, outcomes, run, students
+from adpo.experiments.distill.actor import Actor, Gaussian, save_actor
 from adpo.experiments.distill.learning import EDGE, Course, drawn_candidates, taught
 from adpo.experiments.distill.lessons import Lessons, record
 from adpo.experiments.distill.methods import methods
@@ -42,9 +42,9 @@ def test_runs_do_not_mix(name):
     alone = [students.initial(3, 2, 8, [seed]) for seed in (4, 5, 6)]
     states = torch.randn(3, 7, 3)
     found = students.policy(together, states)
-    for run, weights in enumerate(alone):
-        single = students.policy(weights, states[run : run + 1])
-        torch.testing.assert_close(found.mean[run], single.mean[0])
+    for number, weights in enumerate(alone):
+        single = students.policy(weights, states[number : number + 1])
+        torch.testing.assert_close(found.mean[number], single.mean[0])
     weights = taught(methods()[name], Course(steps=3, hidden=8, batch=8), lessons(), [4, 4])[3]
     assert all(len(value) == 2 for value in weights)
 
@@ -134,10 +134,10 @@ def test_orders_are_graded():
 def test_students_earn_what_they_earn_alone():
     both = students.initial(3, 1, 8, [0, 1])
     found = measures.earned("Pendulum-v1", both, 2, seed=5, noise=True)
-    for run in range(2):
-        alone = [value[run : run + 1] for value in both]
+    for number in range(2):
+        alone = [value[number : number + 1] for value in both]
         torch.testing.assert_close(
-            found[run : run + 1], measures.earned("Pendulum-v1", alone, 2, seed=5, noise=True)
+            found[number : number + 1], measures.earned("Pendulum-v1", alone, 2, seed=5, noise=True)
         )
     assert found.shape == (2, 2)
     assert not torch.equal(found[0], found[1])
@@ -164,3 +164,26 @@ def test_the_teacher_is_examined_in_the_episodes_of_its_students():
     own = outcomes.teachers_own("Pendulum-v1", teacher, SMALL)
     assert [len(values) for values in own.values()] == [2, 2]
     assert own == outcomes.teachers_own("Pendulum-v1", teacher, SMALL)
+
+
+def test_a_job_of_all_methods_resumes(tmp_path, monkeypatch):
+    torch.manual_seed(0)
+    (tmp_path / "teachers").mkdir()
+    save_actor(Actor(3, 1, 8), tmp_path / "teachers" / "Pendulum-v1.safetensors", {"steps": 0})
+    tiny = replace(
+        SMALL, few_states=(), noises=(), small=(), base=replace(SMALL.base, course=Course(steps=32, hidden=4))
+    )
+    monkeypatch.setitem(PRESETS, "smoke", tiny)
+    order = run.Order(tmp_path / "out", teachers=tmp_path / "teachers")
+    results = run.reproduce("smoke", None, None, order)
+    rows = {(row["study"], row["method"]): row for row in results["summary"]}
+    assert set(rows) == {(study, method) for study in ("main", "steps") for method in methods()}
+    own = sum(results["own"]["Pendulum-v1"]["deterministic"]) / 2
+    row = rows["main", "KD, candidates"]
+    assert row["deterministic_share"] == pytest.approx(row["deterministic"] / own)
+    (tmp_path / "out" / "results.json").unlink()
+    again = run.reproduce("smoke", None, None, replace(order, resume=True))
+    assert again == results
+    with pytest.raises(ValueError, match=r"no teacher for 'Hopper-v5'"):
+        run.reproduce("smoke", ("Hopper-v5",), None, replace(order, out=tmp_path / "other"))
+    assert not (tmp_path / "other").exists()
