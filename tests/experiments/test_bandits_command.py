@@ -116,8 +116,8 @@ def killed_and_resumed(out, draw, kills):
         done += 1
 
 
-def test_killed_twice_it_ends_with_the_same_file(smoke, tmp_path):
-    assert killed_and_resumed(tmp_path / "out", random.Random(time.time_ns()), 2) >= 1
+def test_killed_it_ends_with_the_same_file(smoke, tmp_path):
+    assert killed_and_resumed(tmp_path / "out", random.Random(time.time_ns()), 1) == 1
     assert (tmp_path / "out" / "results.json").read_bytes() == (smoke[0] / "results.json").read_bytes()
 
 

@@ -14,8 +14,7 @@ from adpo.lm.packing import packed
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_values_gradients_and_number_of_compilations(checkpointing, monkeypatch):
-    monkeypatch.setitem(test_packed.SIZES, "num_hidden_layers", 3)
+def test_values_gradients_and_number_of_compilations(checkpointing):
     plain, made = test_packed.model("qwen3"), test_packed.model("qwen3")
     torch._dynamo.reset()
     CompiledLayers(made, backend="aot_eager")
@@ -23,7 +22,7 @@ def test_values_gradients_and_number_of_compilations(checkpointing, monkeypatch)
         made.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         made.train()
     compilations = []
-    for seed in range(4):
+    for seed in range(3):
         batch = packed(*test_packed.lists(seed, groups=seed + 1))
         found, expected = packed_seq_logp(made, batch), packed_seq_logp(plain, batch)
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
@@ -34,7 +33,7 @@ def test_values_gradients_and_number_of_compilations(checkpointing, monkeypatch)
             torch.testing.assert_close(mine.grad, other.grad, rtol=0, atol=2e-5)
         compilations.append(counters["stats"]["unique_graphs"])
     assert compilations[0] > 0
-    assert compilations[1:] == compilations[:1] * 3  # other sizes, nothing new
+    assert compilations[1:] == compilations[:1] * 2  # other sizes, nothing new
     before = counters["stats"]["unique_graphs"]
     made.generate(torch.tensor([[3, 4]]), max_new_tokens=3, do_sample=False)
     assert counters["stats"]["unique_graphs"] == before  # what is not packed is not compiled
