@@ -275,7 +275,7 @@ def run_two_processes(tmp_path, *arguments):
     [
         ("boltzmann", 0, 0, 0),
         ("ranking", 0, 1, 1),
-        ("reverse", 0, 1, 0),
+        pytest.param("reverse", 0, 1, 0, marks=pytest.mark.slow),
         ("ranking", 1, 1, 0),
         ("boltzmann", 1, 0, 1),
     ],

@@ -185,9 +185,9 @@ graded = reward
 @pytest.mark.parametrize(
     ("name", "size", "accumulation", "rewarded"),
     [
-        ("softmax", 1, 8, reward),
+        pytest.param("softmax", 1, 8, reward, marks=pytest.mark.slow),
         ("plackett-luce", 2, 3, reward),
-        ("reverse kl", 4, 2, reward),
+        pytest.param("reverse kl", 4, 2, reward, marks=pytest.mark.slow),
         ("plackett-luce", 1, 8, mostly_tied),
     ],
 )

@@ -13,7 +13,7 @@ from adpo.lm.packed_scoring import packed_seq_logp
 from adpo.lm.packing import packed
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("checkpointing", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_values_gradients_and_number_of_compilations(checkpointing):
     plain, made = test_packed.model("qwen3"), test_packed.model("qwen3")
     torch._dynamo.reset()

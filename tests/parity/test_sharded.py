@@ -90,7 +90,7 @@ def accumulated_alone(at_anchor):
     return model
 
 
-@pytest.mark.parametrize("at_anchor", [False, True])
+@pytest.mark.parametrize("at_anchor", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_two_processes_with_half_of_the_parameters_each(at_anchor):
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
