@@ -66,6 +66,12 @@ def test_gradients_are_compared_before_anything_is_timed(contender):
         measures.update(contender, TINY, preset, wrong)
 
 
+def test_the_same_weights_give_the_same_log_probabilities_in_other_passes():
+    found = measures.repeatability(PRESETS["smoke"])
+    assert set(found) == {"smaller passes", "with gradient"}
+    assert all(0 <= entry["mean"] <= entry["most"] < 1e-4 for entry in found.values())  # float32 here
+
+
 def test_whole_steps_train_on_what_they_sampled():
     """Nothing that was sampled ends, and it counts all the same."""
     found = measures.whole_step(ADPO, replace(PRESETS["smoke"], updates=1))

@@ -14,12 +14,14 @@ import torch
 import adpo
 from adpo.baselines import grpo_loss
 from adpo.experiments.efficiency.contenders import KeepGradient, clock, trainer_of
-from adpo.experiments.efficiency.policies import END, policy
+from adpo.experiments.efficiency.policies import END, PAD, policy
 from adpo.experiments.efficiency.protocol import Contender, Preset, Rollout, Work, rollout
 from adpo.lm.compiled import CompiledLayers, why_not_compiled
 from adpo.lm.head import weighted_token_logp
 from adpo.lm.packed_scoring import hidden_states
 from adpo.lm.packing import Packed, packed
+from adpo.lm.scorer import Forms, Scorer
+from adpo.lm.scoring import sequences
 
 
 def device() -> torch.device:
@@ -133,6 +135,36 @@ def whole_step(contender: Contender, preset: Preset) -> dict[str, Any]:
         "rows_left_out": trainer.rows_left_out,
         "sampling": getattr(trainer, "how_sampled", lambda: "TRL's own")(),
         "sampled_tokens": work.rows * work.longest,
+    }
+
+
+@cleaned
+def repeatability(preset: Preset) -> dict[str, dict[str, float]]:
+    """Log-probabilities of the same completions under the same weights, from passes put together otherwise.
+
+    It is what a log-ratio of a second step consists of where the policy has not moved.
+    """
+    work = preset.base
+    model = policy(work.policy, device())
+    given = work_of(work, model)
+    rows = sequences([given.prompts[i // work.members] for i in range(work.rows)], given.completions, pad=PAD)
+    groups = torch.arange(work.rows) // work.members
+    scorer = Scorer(model, Forms(scoring="packed"))
+    sizes = scorer.sizes(rows, groups)
+    together = sizes.tokens(torch.arange(work.rows))  # in one pass
+
+    def scored(tokens: int, gradient: bool) -> torch.Tensor:
+        found = torch.empty(work.rows, dtype=torch.float64)
+        for part in sizes.passes(tokens, groups.device):
+            with torch.set_grad_enabled(gradient):
+                found[part] = scorer.logp(model, rows.take(part)).detach().cpu()
+        return found
+
+    whole = scored(together, False)
+    others = {"smaller passes": scored(together // 8, False), "with gradient": scored(together, True)}
+    return {
+        name: {"mean": float((logp - whole).abs().mean()), "most": float((logp - whole).abs().max())}
+        for name, logp in others.items()
     }
 
 

@@ -101,8 +101,8 @@ GRPO = Contender("ours: GRPO", "ours", "grpo")
 GSPO = Contender("ours: GSPO", "ours", "gspo")
 ADPO = Contender("ours: ADPO", "ours", "adpo")
 ADPO_SECOND = Contender("ours: ADPO by token, second step on a rollout", "ours", "adpo_mean", second_step=True)
-"""Of two passes in bfloat16 the log-probabilities of long completions differ by tenths of a nat, which changes the
-gradient; those by token do not."""
+"""By token, for that of whole completions was refused: its gradient was far from the one in float32. Whether that
+is the rounding of two passes or a fault is not established; `measures.repeatability` is there to tell."""
 NOT_COMPILED = replace(ADPO, name="ours: ADPO, layers not compiled", arguments=(("compile_layers", False),))
 NOT_SHARED = replace(ADPO, name="ours: ADPO, prompts not shared", arguments=(("share_prompts", False),))
 SMALL_PASSES = replace(ADPO, name="ours: ADPO, as many tokens a pass as TRL", tokens_as_trl=True)
@@ -172,7 +172,7 @@ PRESETS = {
         around(BASE, "0.13B", 1024, (16, 64)),
         updates=3,
         warm_up=2,
-        tolerance=0.1,
+        tolerance=0.08,
         whole_step=256,
         most_tokens=73728,
     ),

@@ -62,6 +62,7 @@ def reproduce(
         "provenance": job.provenances(ended),
         "limits": found["limits"],
         "loss_alone": found["loss_alone"],
+        "repeatability": found.get("repeatability", {}),
         "updates": {cell: measured for cell, measured in found.items() if cell.startswith("update-")},
         "whole_steps": {cell: measured for cell, measured in found.items() if cell.startswith("whole-")},
         "largest_passes": {cell: measured for cell, measured in found.items() if cell.startswith("fits-")},
@@ -90,6 +91,7 @@ def cells_of(preset: Preset, job: Job) -> list[Cell]:
     cells = [
         Cell("limits", lambda _: measures.limits(preset)),
         Cell("loss_alone", lambda _: measures.loss_alone(preset.base)),
+        Cell("repeatability", lambda _: measures.repeatability(preset)),
     ]
     whole = [Cell(whole_name(one), partial(_whole, one, preset), 3.0) for one in (TRL_DEFAULT, ADPO)]
     for work in (preset.base, *preset.axes):

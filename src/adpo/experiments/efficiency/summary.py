@@ -202,6 +202,11 @@ def _extra_lines(results: dict[str, Any]) -> list[str]:
         f"Device: {limits['device']}; matrices give {limits['matmul_tflops']:.1f} TFLOP/s.",
         f"The loss alone: {loss['by_token_ms']:.2f} ms by token, {loss['by_completion_ms']:.2f} ms by completion.",
     ]
+    for name, entry in results["repeatability"].items():
+        lines.append(
+            f"The same completions and weights, {name}: log-probabilities differ by {entry['mean']:.2g} nats on "
+            f"average, {entry['most']:.2g} at most."
+        )
     for name, entry in results["largest_passes"].items():
         lines.append(f"Largest pass, {name.removeprefix('fits-')}: {entry['tokens']:,} tokens.")
     for name, entry in results["whole_steps"].items():
