@@ -89,7 +89,7 @@ def test_the_latest_transitions_are_kept():
         kept.add(
             state=value[:, None], action=value[:, None], reward=value, next_state=value[:, None], ended=0 * value
         )
-    assert sorted(kept.columns["reward"].tolist()) == [4, 5, 6, 7, 8]
+    assert kept.latest(10)["reward"].tolist() == [4, 5, 6, 7, 8]
     assert int(kept.filled) == 5
     drawn = kept.draw(1000)
     assert set(drawn["reward"].tolist()) == {4, 5, 6, 7, 8}

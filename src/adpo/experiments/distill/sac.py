@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from adpo.experiments.distill.actor import Actor
+from adpo.experiments.distill.actor import Actor, Gaussian
 
 
 @dataclass(frozen=True)
@@ -33,28 +33,32 @@ class Transitions:
     """The latest so many, on the device of the agent."""
 
     def __init__(self, states: int, actions: int, kept: int, device: torch.device) -> None:
-        self.columns = {
-            "state": torch.zeros(kept, states, device=device),
-            "action": torch.zeros(kept, actions, device=device),
-            "reward": torch.zeros(kept, device=device),
-            "next_state": torch.zeros(kept, states, device=device),
-            "ended": torch.zeros(kept, device=device),
-        }
+        self.widths = {"state": states, "action": actions, "reward": 1, "next_state": states, "ended": 1}
+        self.table = torch.zeros(kept, sum(self.widths.values()), device=device)  # one, to be read at once
         self.kept, self.at = kept, 0
         self.filled = torch.zeros((), device=device)  # read inside the graph
 
     def add(self, **rows: Tensor) -> None:
         count = len(rows["reward"])
         place = (self.at + torch.arange(count)) % self.kept
-        for name, column in self.columns.items():
-            column[place.to(column.device)] = rows[name].to(column.device, torch.float32, non_blocking=True)
+        columns = [rows[name].float().view(count, width) for name, width in self.widths.items()]
+        self.table[place.to(self.table.device)] = torch.cat(columns, 1).to(self.table.device)
         self.at += count
         self.filled.fill_(min(self.at, self.kept))
 
     def draw(self, count: int) -> dict[str, Tensor]:
         device = self.filled.device
         place = (torch.rand(count, device=device, dtype=torch.float64) * self.filled).long()
-        return {name: column[place] for name, column in self.columns.items()}
+        return self.named(self.table[place])
+
+    def latest(self, count: int) -> dict[str, Tensor]:
+        """At most so many, oldest first."""
+        count = min(self.at, self.kept, count)
+        return self.named(self.table[(self.at - count + torch.arange(count)) % self.kept])
+
+    def named(self, rows: Tensor) -> dict[str, Tensor]:
+        parts = dict(zip(self.widths, rows.split(list(self.widths.values()), 1), strict=True))
+        return {name: part.squeeze(1) if name in ("reward", "ended") else part for name, part in parts.items()}
 
 
 class Agent:
@@ -83,14 +87,14 @@ class Agent:
     def update(self, drawn: dict[str, Tensor], noise: Tensor, next_noise: Tensor) -> None:
         """One step of everything."""
         of_actor, of_critics, of_alpha = self.optimizers
-        policy = self.actor(drawn["state"])
+        both = self.actor(torch.cat([drawn["state"], drawn["next_state"]]))
+        policy, coming = (Gaussian(*parts) for parts in zip(*(part.chunk(2) for part in both), strict=True))
         u = policy.draw(noise)
         logp = policy.squashed_logp(u)
         alpha = self.log_alpha.detach().exp()
         entropy_off = (logp.detach() + self.target_entropy).mean()
         _step(of_alpha, -self.log_alpha * entropy_off)
         with torch.no_grad():
-            coming = self.actor(drawn["next_state"])
             next_u = coming.draw(next_noise)
             later = self.values(self.slow, drawn["next_state"], torch.tanh(next_u)).amin(0)
             later = later - alpha * coming.squashed_logp(next_u)
@@ -110,7 +114,7 @@ class Agent:
 
 def updates(agent: Agent, transitions: Transitions, count: int) -> Callable[[], None]:
     """So many updates as one call: on a GPU a graph, which the CPU starts and does not wait for."""
-    shape = (agent.recipe.batch, transitions.columns["action"].shape[1])
+    shape = (agent.recipe.batch, transitions.widths["action"])
 
     def made() -> None:
         for _ in range(count):

@@ -87,6 +87,7 @@ class Training:
             progress.seconds = before + time.monotonic() - began
             if progress.steps % plan.exam_every < plan.side_by_side:
                 self._exam()
+                self.save()
                 on_progress(progress)
         self.save()
         return progress
@@ -125,9 +126,7 @@ class Training:
     def save(self) -> None:
         tensors = {f"agent.{name}": value for name, value in self._tensors().items()}
         tensors |= {f"best.{name}": value for name, value in self.best.items()}
-        kept = min(self.transitions.at, self.transitions.kept, LATEST)
-        place = (self.transitions.at - kept + torch.arange(kept)) % self.transitions.kept
-        tensors |= {f"transitions.{name}": column[place] for name, column in self.transitions.columns.items()}
+        tensors |= {f"transitions.{name}": rows for name, rows in self.transitions.latest(LATEST).items()}
         about = {
             "steps": self.progress.steps,
             "seconds": self.progress.seconds,
