@@ -78,7 +78,7 @@ MAY_USE = {  # besides torch: few, named files
     "bench/core.py": {"rich"},
     "bench/head.py": {"rich", "trl"},
     "bench/preferences.py": {"rich", "tokenizers", "transformers"},
-    "experiments/bandits/statistics.py": {"scipy"},
+    "experiments/statistics.py": {"scipy"},
     "experiments/bandits/figures.py": {"matplotlib"},
     "experiments/bandits/summary.py": {"rich"},
     "experiments/bandits/run.py": {"rich"},

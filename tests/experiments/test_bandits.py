@@ -13,9 +13,9 @@ from adpo.experiments.bandits.methods import GRID, Batch, Groupwise, grid, make,
 from adpo.experiments.bandits.natural import TrustRegion, natural_step
 from adpo.experiments.bandits.plain import train_alone, weights_of
 from adpo.experiments.bandits.protocol import CLEAN, SCENARIOS, UNLEARNABLE, Protocol
-from adpo.experiments.bandits.statistics import holm, interval, paired
 from adpo.experiments.bandits.train import train
 from adpo.experiments.bandits.world import Replica, Worlds
+from adpo.experiments.statistics import holm, interval, paired
 
 SMALL = replace(Protocol(), iterations=5, hidden=16, contexts=16, test_contexts=100, held_out_lists=100)
 

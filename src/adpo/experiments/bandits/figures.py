@@ -13,9 +13,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from adpo.experiments.bandits.jobs import SENSITIVITY
-from adpo.experiments.bandits.statistics import Interval, interval
 from adpo.experiments.bandits.studies import COLLAPSED
 from adpo.experiments.bandits.summary import Records, final_values, methods_in, scenarios_in
+from adpo.experiments.statistics import Interval, interval
 
 mpl.rcParams["svg.hashsalt"] = "adpo"  # the same figure gives the same file
 

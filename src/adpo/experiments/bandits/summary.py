@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from adpo.experiments.bandits.protocol import SCENARIOS
-from adpo.experiments.bandits.statistics import Interval, holm, interval, paired, paired_p
+from adpo.experiments.statistics import Interval, holm, interval, paired, paired_p
 
 Records = list[dict[str, Any]]
 METRICS = ("sampled", "greedy", "calibrated")

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from adpo.experiments.bandits.jobs import SENSITIVITY, WIDTHS
-from adpo.experiments.bandits.statistics import Interval, interval
 from adpo.experiments.bandits.studies import COLLAPSED
 from adpo.experiments.bandits.summary import METRICS, Records, final_values, methods_in, scenarios_in
+from adpo.experiments.statistics import Interval, interval
 
 
 def markdown(results: dict[str, Any]) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from adpo.experiments.bandits.statistics import interval
 from adpo.experiments.distill.methods import methods
 from adpo.experiments.distill.protocol import Protocol
+from adpo.experiments.statistics import interval
 
 MEASURES = ("deterministic", "stochastic", "kl", "reverse_kl", "ndcg", "std", "teacher_std")
 PAPER = {
