@@ -21,7 +21,7 @@ from adpo.experiments.efficiency.protocol import (
     EXACT,
     GRPO,
     PRESETS,
-    SPLIT_GROUPS,
+    SPLIT_SECOND,
     TINY,
     TRL_DEFAULT,
     TRL_LIGER,
@@ -49,7 +49,7 @@ def test_a_rollout_counts_useful_tokens_and_dead_groups():
     assert all(completion[-1] == 1 for completion in given.completions)
 
 
-SPLIT = replace(SPLIT_GROUPS, arguments=(("tokens_per_pass", 24),))  # as small as the groups here
+SPLIT = replace(SPLIT_SECOND, arguments=(("tokens_per_pass", 24),))  # as small as the groups here
 
 
 @pytest.mark.parametrize("contender", [GRPO, ADPO, ADPO_SECOND, SPLIT], ids=lambda one: one.name)
@@ -68,7 +68,9 @@ def test_gradients_are_compared_before_anything_is_timed(contender):
 
 def test_the_same_weights_give_the_same_log_probabilities_in_other_passes():
     found = measures.repeatability(PRESETS["smoke"])
-    assert set(found) == {"smaller passes", "with gradient"}
+    assert {"as in training, without gradient", "as in training, in smaller passes", "in float32, padded"} <= set(
+        found
+    )
     assert all(0 <= entry["mean"] <= entry["most"] < 1e-4 for entry in found.values())  # float32 here
 
 
@@ -115,6 +117,29 @@ def test_the_command_writes_everything_and_resumes(tmp_path, monkeypatch):
     assert "ours: ADPO" in done.output
     for row in results["rows"]:
         assert row["tokens_per_second"] == pytest.approx(_useful(row, results) / row["seconds"], rel=0.05)
+
+
+def test_a_refused_gradient_stops_nobody_else(tmp_path, monkeypatch):
+    long = replace(TINY, lengths="long")
+    monkeypatch.setitem(PRESETS, "smoke", replace(PRESETS["smoke"], axes=(long,), updates=1))
+    chosen = {TINY: (TRL_DEFAULT, GRPO, ADPO), long: ()}
+    monkeypatch.setattr(run, "contenders", lambda work, _: chosen[work])
+    for name in ("repeatability", "whole_step", "largest_that_fits"):
+        monkeypatch.setattr(run.measures, name, lambda *_: {})
+    monkeypatch.setattr(run, "whole_name", lambda one: f"skipped-{one.name}")
+    monkeypatch.setattr(run, "fits_name", lambda one: f"skipped-fits-{one.name}")
+    real = measures.exact_gradient
+
+    def wrong(contender, work):
+        found = real(contender, work)
+        return {"gradient": [-value for value in found["gradient"]]} if contender.method == "grpo" else found
+
+    monkeypatch.setattr(measures, "exact_gradient", wrong)
+    results = run.reproduce("smoke", tmp_path / "out", False, lambda _: None)
+    assert [row["contender"] for row in results["rows"]] == [ADPO.name]
+    assert len(results["refused"]) == 2
+    assert results["not_yet"] == []
+    assert "Refused: TRL GRPO, defaults on" in (tmp_path / "out" / "tables.md").read_text()
 
 
 def test_a_contender_that_was_measured_elsewhere_is_not_lost(tmp_path):

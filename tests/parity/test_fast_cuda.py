@@ -99,6 +99,23 @@ def test_a_gpu_packs_and_compiles_by_itself():
     assert "layers compiled" in scorer.chosen()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_passes_without_gradient_round_as_those_of_training(dtype):
+    """Else the log-ratio of a policy that has not moved would not be zero."""
+    model = test_packed.model("qwen3").cuda().to(dtype)
+    scorer = Scorer(model, Forms(scoring="packed", compile_layers=True))
+    rows = sequences(*test_packed.lists(2, groups=8), pad=0)
+    rows = type(rows)(*(part.cuda() for part in rows))
+    trained = scorer.logp(model, rows)
+    assert trained.requires_grad
+    with torch.no_grad():
+        scored = scorer.logp(model, rows)
+        tokens = scorer.tokens(model, rows).logp
+    assert not scored.requires_grad
+    assert torch.equal(scored, trained)
+    torch.testing.assert_close(tokens.double().sum(1), trained.double(), rtol=1e-5, atol=1e-4)
+
+
 def test_no_number_of_tokens_compiles_anew():
     from torch._dynamo.utils import counters
 

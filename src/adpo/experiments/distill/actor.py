@@ -33,8 +33,12 @@ class Gaussian(NamedTuple):
 
     def logp(self, u: Tensor) -> Tensor:
         """Density of ``u``, summed over the last axis."""
+        return self.standard_logp(u) - 0.5 * math.log(2 * math.pi) * u.shape[-1]
+
+    def standard_logp(self, u: Tensor) -> Tensor:
+        """The same without the constant."""
         z = (u - self.mean) * (-self.log_std).exp()
-        return -(0.5 * z.square() + self.log_std + 0.5 * math.log(2 * math.pi)).sum(-1)
+        return -(0.5 * z.square() + self.log_std).sum(-1)
 
     def squashed_logp(self, u: Tensor) -> Tensor:
         """Density of ``tanh(u)``."""

@@ -73,7 +73,7 @@ def taught(
             student,
             of_teacher,
             _anchor(method, student, slow, seen),
-            drawn_candidates(course, of_teacher, student, draw),
+            drawn_candidates(course, of_teacher, student, draw) if method.compares else seen[..., None, :0],
             lessons.shown[places],
         )
         if guard is not None:
@@ -93,7 +93,7 @@ def _anchor(method: Method, student: Gaussian, slow: Weights, seen: Tensor) -> G
     if method.anchor == "zero":
         return None
     if method.anchor == "self":
-        return Gaussian(*(part.detach() for part in student))
+        return student
     with torch.no_grad():
         return students.policy(slow, seen)
 

@@ -28,7 +28,7 @@ class Batch:
     student: Gaussian  # differentiable
     teacher: Gaussian
     anchor: Gaussian | None  # None: the zero anchor
-    candidates: Tensor  # [.., K, actions], before the squash
+    candidates: Tensor  # [.., K, actions], before the squash; none where the method looks at none
     shown: Tensor  # [.., actions]: what the teacher did, before the squash
     tau: Tensor | None = None  # [runs], from a schedule
 
@@ -47,6 +47,11 @@ class Method:
     decay: float = 0.99  # of an averaged anchor
     guarded: tuple[float, float] | None = None  # bounds of the guarded temperature
 
+    @property
+    def compares(self) -> bool:
+        """Whether it looks at candidates."""
+        return isinstance(self.loss, Groupwise)
+
 
 @dataclass(frozen=True)
 class Groupwise:
@@ -56,20 +61,31 @@ class Groupwise:
     signal: str = "teacher_logp"
 
     def __call__(self, batch: Batch) -> Tensor:
+        """The student sees of the loss one number per candidate, ``c``: what is returned has its slope."""
         runs, n, k, _ = batch.candidates.shape
+        student = Gaussian(*(part.detach().unsqueeze(2) for part in batch.student))
+        z = (batch.candidates - student.mean) * (-student.log_std).exp()
+        squares = z.square()
+        of_student = -(0.5 * squares + student.log_std).sum(-1).view(-1, k)
 
         def table(policy: Gaussian) -> Tensor:
-            spread = Gaussian(policy.mean.unsqueeze(2), policy.log_std.unsqueeze(2))
-            return spread.logp(batch.candidates).view(-1, k)
+            spread = Gaussian(*(part.unsqueeze(2) for part in policy))
+            return spread.standard_logp(batch.candidates).view(-1, k)
 
-        values = self.objective.loss(
-            table(batch.student),
-            None if batch.anchor is None else table(batch.anchor),
+        if batch.anchor is None:
+            of_anchor = None
+        else:
+            of_anchor = of_student if batch.anchor.mean is batch.student.mean else table(batch.anchor)
+        c = self.objective.coefficients(
+            of_student,
+            of_anchor,
             tau=None if batch.tau is None else batch.tau.repeat_interleave(n),
-            reduction="none",
+            reduction="sum",
             **{self.signal: table(batch.teacher)},
-        )
-        return values.view(runs, n).mean(1)
+        ).view(runs, n, k, 1)
+        by_mean = (c * z).sum(2) * (-batch.student.log_std.detach()).exp()
+        by_log_std = (c * squares).sum(2)  # less sum c, which is zero
+        return (by_mean * batch.student.mean + by_log_std * batch.student.log_std).sum(-1).mean(1)
 
 
 def closed_form(batch: Batch) -> Tensor:

@@ -57,7 +57,7 @@ class Transitions:
         return self.named(self.table[(self.at - count + torch.arange(count)) % self.kept])
 
     def named(self, rows: Tensor) -> dict[str, Tensor]:
-        parts = dict(zip(self.widths, rows.split(list(self.widths.values()), 1), strict=True))
+        parts = dict(zip(self.widths, torch.split(rows, list(self.widths.values()), 1), strict=True))
         return {name: part.squeeze(1) if name in ("reward", "ended") else part for name, part in parts.items()}
 
 

@@ -125,7 +125,6 @@ METHODS: dict[str, dict[str, Any]] = {
     "grpo": {"loss_type": "grpo", "scale_rewards": "group"},
     "gspo": {"loss_type": "grpo", "scale_rewards": "group", "importance_sampling_level": "sequence"},
     "adpo": {"truncated": "keep"},  # what is sampled has no end here, and counts
-    "adpo_mean": {"truncated": "keep", "logp_reduction": "mean"},
 }
 KINDS: dict[tuple[str, str], tuple[type[Any], type[Any]]] = {
     ("trl", "grpo"): (TimedTRL, GRPOConfig),
@@ -133,7 +132,6 @@ KINDS: dict[tuple[str, str], tuple[type[Any], type[Any]]] = {
     ("ours", "grpo"): (TimedGRPO, FastGRPOConfig),
     ("ours", "gspo"): (TimedGRPO, FastGRPOConfig),
     ("ours", "adpo"): (TimedADPO, ADPOConfig),
-    ("ours", "adpo_mean"): (TimedADPO, ADPOConfig),
 }
 
 

@@ -1,4 +1,4 @@
-"""What is measured: updates, whole steps, the largest pass that fits, limits of the machine, the loss alone."""
+"""What is measured of trainers: updates, whole steps, the largest pass that fits, what rounding does."""
 
 from __future__ import annotations
 
@@ -11,17 +11,11 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-import adpo
-from adpo.baselines import grpo_loss
-from adpo.experiments.efficiency.contenders import KeepGradient, clock, trainer_of
+from adpo.experiments.efficiency.contenders import KeepGradient, trainer_of
 from adpo.experiments.efficiency.policies import END, PAD, policy
 from adpo.experiments.efficiency.protocol import Contender, Preset, Rollout, Work, rollout
-from adpo.lm.compiled import CompiledLayers, why_not_compiled
-from adpo.lm.head import weighted_token_logp
-from adpo.lm.packed_scoring import hidden_states
-from adpo.lm.packing import Packed, packed
 from adpo.lm.scorer import Forms, Scorer
-from adpo.lm.scoring import sequences
+from adpo.lm.scoring import Sequences, sequences
 
 
 def device() -> torch.device:
@@ -46,6 +40,10 @@ def cleaned(measure: Callable[P, T]) -> Callable[P, T]:
                 torch.cuda.empty_cache()
 
     return measured
+
+
+class OtherWorkError(ValueError):
+    """A contender that does not do the work it is timed for."""
 
 
 def work_of(work: Work, model: Any) -> Rollout:
@@ -76,7 +74,7 @@ def update(contender: Contender, work: Work, preset: Preset, expected: list[floa
     def compare() -> None:
         off.append(difference(trainer.gradient, expected))
         if off[0] > preset.tolerance:
-            raise ValueError(
+            raise OtherWorkError(
                 f"{contender.name} on {work.name}: its gradient differs by {off[0]:.1%} from that in float32; "
                 f"more than {preset.tolerance:.1%} is not the same work"
             )
@@ -140,30 +138,40 @@ def whole_step(contender: Contender, preset: Preset) -> dict[str, Any]:
 
 @cleaned
 def repeatability(preset: Preset) -> dict[str, dict[str, float]]:
-    """Log-probabilities of the same completions under the same weights, from passes put together otherwise.
+    """By how much log-probabilities of the same completions under the same weights differ from those in training.
 
-    It is what a log-ratio of a second step consists of where the policy has not moved.
+    It is what a log-ratio of two passes consists of where the policy has not moved.
     """
     work = preset.base
-    model = policy(work.policy, device())
-    given = work_of(work, model)
+    exact = policy(work.policy, device(), exact=True)
+    given = work_of(work, exact)
     rows = sequences([given.prompts[i // work.members] for i in range(work.rows)], given.completions, pad=PAD)
     groups = torch.arange(work.rows) // work.members
-    scorer = Scorer(model, Forms(scoring="packed"))
-    sizes = scorer.sizes(rows, groups)
-    together = sizes.tokens(torch.arange(work.rows))  # in one pass
 
-    def scored(tokens: int, gradient: bool) -> torch.Tensor:
+    def scored(scorer: Scorer, model: Any, parts: int, gradient: bool = False) -> torch.Tensor:
         found = torch.empty(work.rows, dtype=torch.float64)
-        for part in sizes.passes(tokens, groups.device):
+        sizes = scorer.sizes(rows, groups)
+        most = -(-sizes.tokens(torch.arange(work.rows)) // parts)
+        cut = torch.split(torch.arange(work.rows), work.rows // parts)
+        for part in sizes.passes(most, groups.device) if scorer.packs else cut:
             with torch.set_grad_enabled(gradient):
-                found[part] = scorer.logp(model, rows.take(part)).detach().cpu()
+                there = Sequences(*(each.to(scorer.device) for each in rows.take(part)))
+                found[part] = scorer.logp(model, there).detach().to("cpu", torch.float64)
         return found
 
-    whole = scored(together, False)
-    others = {"smaller passes": scored(together // 8, False), "with gradient": scored(together, True)}
+    padded, packs = Forms(scoring="padded"), Forms(scoring="packed")
+    others = {"in float32, padded": scored(Scorer(exact, padded), exact, 16)}
+    del exact
+    model = policy(work.policy, device())
+    plain = Scorer(model, replace(packs, compile_layers=False))
+    others["padded, all logits"] = scored(Scorer(model, padded), model, 16)
+    others["packed, layers not compiled"] = scored(plain, model, 4)
+    scorer = Scorer(model, packs)
+    in_training = scored(scorer, model, 4, gradient=True)
+    others["as in training, without gradient"] = scored(scorer, model, 4)
+    others["as in training, in smaller passes"] = scored(scorer, model, 16)
     return {
-        name: {"mean": float((logp - whole).abs().mean()), "most": float((logp - whole).abs().max())}
+        name: {"mean": float((logp - in_training).abs().mean()), "most": float((logp - in_training).abs().max())}
         for name, logp in others.items()
     }
 
@@ -193,97 +201,6 @@ def _fits(contender: Contender, work: Work, tokens: int | None) -> bool:
     except (torch.OutOfMemoryError, ValueError):
         return False
     return tokens is None or trainer.scorer.budget.tokens == tokens
-
-
-def limits(preset: Preset) -> dict[str, Any]:
-    """What matrices of this machine give, and plain next-token training of the same policy on packed rows."""
-    where = device()
-    size = 8192 if where.type == "cuda" else 512
-    left, right = (torch.randn(size, size, device=where, dtype=_narrow(where)) for _ in range(2))
-    seconds = _fastest(lambda: left @ right, where, 20)
-    found: dict[str, Any] = {"matmul_tflops": 2 * size**3 / seconds / 1e12, "device": _device_name(where)}
-    for work in (preset.base, preset.axes[0]):
-        found[f"next_token_{work.lengths}"] = next_token_rate(work, where, preset.updates)
-    return found
-
-
-@cleaned
-def next_token_rate(work: Work, where: torch.device, times: int) -> dict[str, float]:
-    model = policy(work.policy, where)
-    batches = [batch.to(where) for batch in next_token_batches(work_of(work, model))]
-    if why_not_compiled(model) is None:
-        CompiledLayers(model)
-    seconds = _fastest(lambda: next_token(model, batches), where, times)
-    return {"seconds": seconds, "tokens_per_second": sum(len(batch.targets) for batch in batches) / seconds}
-
-
-def next_token_batches(given: Rollout, budget: int = 16384) -> list[Packed]:
-    """Every token of prompts and completions is a target, save the first of a row."""
-    members = len(given.completions) // len(given.prompts)
-    rows = [given.prompts[i // members] + completion for i, completion in enumerate(given.completions)]
-    batches: list[list[list[int]]] = [[]]
-    for row in rows:
-        if batches[-1] and sum(map(len, batches[-1])) + len(row) > budget:
-            batches.append([])
-        batches[-1].append(row)
-    return [packed([row[:1] for row in part], [row[1:] for row in part], share=False) for part in batches]
-
-
-def next_token(model: Any, batches: list[Packed]) -> None:
-    model.zero_grad(set_to_none=True)
-    for batch in batches:
-        states, head = hidden_states(model, batch)
-        weight = torch.full(batch.targets.shape, -1 / len(batch.targets), device=states.device)
-        total, _ = weighted_token_logp(states, head.weight, batch.targets, weight)
-        torch.autograd.backward(total)
-
-
-def loss_alone(work: Work) -> dict[str, Any]:
-    """The paper's argument: one number per completion early on, against one per token to the end."""
-    where = device()
-    draw = torch.Generator().manual_seed(0)
-    shape = (work.groups, work.members, work.longest)
-    table = -torch.rand(shape, generator=draw).to(where)
-    mask = torch.ones(shape, device=where)
-    rewards = torch.randn(shape[:2], generator=draw).to(where)
-    advantages = (rewards - rewards.mean(1, keepdim=True)) / rewards.std(1, keepdim=True)
-    objective = adpo.presets.adpo()
-
-    def by_token() -> None:
-        logp = table.clone().requires_grad_()
-        flat = logp.view(-1, work.longest)
-        loss = grpo_loss(flat, flat.detach(), advantages.view(-1), mask.view(-1, work.longest))
-        torch.autograd.backward(loss)
-
-    def by_completion() -> None:
-        logp = table.clone().requires_grad_()
-        of_rows = logp.sum(2)
-        torch.autograd.backward(objective.loss(of_rows, of_rows.detach(), rewards=rewards))
-
-    return {
-        "by_token_ms": 1000 * _fastest(by_token, where, 50),
-        "by_completion_ms": 1000 * _fastest(by_completion, where, 50),
-    }
-
-
-def _fastest(call: Callable[[], Any], where: torch.device, times: int) -> float:
-    """The median after three calls to warm up."""
-    for _ in range(3):
-        call()
-    seconds = []
-    for _ in range(times):
-        before = clock(where)
-        call()
-        seconds.append(clock(where) - before)
-    return statistics.median(seconds)
-
-
-def _narrow(where: torch.device) -> torch.dtype:
-    return torch.bfloat16 if where.type == "cuda" else torch.float32
-
-
-def _device_name(where: torch.device) -> str:
-    return torch.cuda.get_device_name(where) if where.type == "cuda" else "cpu"
 
 
 def _on_gpu() -> bool:

@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 
 from adpo.experiments.cells import Cell, Job
-from adpo.experiments.efficiency import measures
+from adpo.experiments.efficiency import limits, measures
 from adpo.experiments.efficiency.protocol import (
     ADPO,
     EXACT,
@@ -47,10 +47,14 @@ def reproduce(
     cells = cells_of(preset, job)
     total, done = sum(cell.weight for cell in cells), 0.0
     found: dict[str, Any] = {}
+    refused: dict[str, str] = {}
     end = None if minutes is None else time.monotonic() + 60 * minutes
     for cell in cells:
         if job.has(cell) or end is None or time.monotonic() < end:
-            found |= job.run([cell], lambda *_: None)
+            try:
+                found |= job.run([cell], lambda *_: None)
+            except measures.OtherWorkError as error:  # the others go on; it is tried again with --resume
+                refused[cell.name] = str(error)
         done += cell.weight
         on_progress(done / total)
     if not any(cell.startswith("update-") for cell in found):
@@ -69,7 +73,12 @@ def reproduce(
         "left_out": []
         if liger in (cell.name for cell in cells)
         else [f"{TRL_LIGER.name}: it needs a GPU and its package"],
-        "not_yet": [cell.name for cell in cells if cell.name not in found and not cell.name.startswith("exact-")],
+        "refused": refused,
+        "not_yet": [
+            cell.name
+            for cell in cells
+            if cell.name not in {*found, *refused} and not cell.name.startswith("exact-")
+        ],
     }
     results["rows"] = rows_of(results, preset)
     results["goals"] = goals(results, preset)
@@ -89,8 +98,8 @@ def reproduce(
 def cells_of(preset: Preset, job: Job) -> list[Cell]:
     """The exact gradients of a cell before those who are held against them."""
     cells = [
-        Cell("limits", lambda _: measures.limits(preset)),
-        Cell("loss_alone", lambda _: measures.loss_alone(preset.base)),
+        Cell("limits", lambda _: limits.limits(preset)),
+        Cell("loss_alone", lambda _: limits.loss_alone(preset.base)),
         Cell("repeatability", lambda _: measures.repeatability(preset)),
     ]
     whole = [Cell(whole_name(one), partial(_whole, one, preset), 3.0) for one in (TRL_DEFAULT, ADPO)]
@@ -100,7 +109,7 @@ def cells_of(preset: Preset, job: Job) -> list[Cell]:
         cells += [Cell(exact_name(work, one), partial(_exact, EXACT[one], work)) for one in methods]
         cells += [_update(job, preset, work, one) for one in present]
         cells += whole if work == preset.base else []
-    cells += [Cell(f"fits-{one.name}", partial(_fits, one, preset), 2.0) for one in (TRL_DEFAULT, TRL_PLAIN, ADPO)]
+    cells += [Cell(fits_name(one), partial(_fits, one, preset), 2.0) for one in (TRL_DEFAULT, TRL_PLAIN, ADPO)]
     liger = _update(job, preset, preset.base, TRL_LIGER)
     if _has_liger() or job.has(liger):  # the last one: it puts its kernels into the models of this process
         cells.append(liger)
@@ -109,6 +118,10 @@ def cells_of(preset: Preset, job: Job) -> list[Cell]:
 
 def exact_name(work: Work, method: str) -> str:
     return f"exact-{work.name}-{method}"
+
+
+def fits_name(contender: Contender) -> str:
+    return f"fits-{contender.name}"
 
 
 def _update(job: Job, preset: Preset, work: Work, contender: Contender) -> Cell:
