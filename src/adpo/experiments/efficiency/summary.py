@@ -186,14 +186,14 @@ def _paper_lines(results: dict[str, Any]) -> list[tuple[str, ...]]:
     lines: list[tuple[str, ...]] = []
     for method, name in pairs.items():
         seconds, micro_batch = PAPER[method]
-        here = ours.get(name)
+        here, stock = ours.get(name), ours.get(TRL_DEFAULT.name)
         lines.append(
             (
                 method,
                 f"{seconds:.1f} (micro-batch {micro_batch})",
                 f"{PAPER['GRPO'][0] / seconds:.2f}",
                 "-" if here is None else f"{here:.3f} ({name})",
-                "-" if here is None else f"{ours[TRL_DEFAULT.name] / here:.2f}",
+                "-" if here is None or stock is None else f"{stock / here:.2f}",
             )
         )
     return lines
