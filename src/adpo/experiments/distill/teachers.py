@@ -17,7 +17,7 @@ from adpo.provenance import provenance
 
 SHIPPED = Path(__file__).parent / "teachers"
 PLANS = {
-    "HalfCheetah-v5": Plan("HalfCheetah-v5", steps=1_000_000, exam_every=100_000),
+    "HalfCheetah-v5": Plan("HalfCheetah-v5", steps=1_000_000, exam_every=50_000),
     "Hopper-v5": Plan("Hopper-v5", steps=600_000, exam_every=25_000),
 }
 EXAM_SEED = 2 * 10**6
