@@ -60,6 +60,15 @@ OPTIONS = {
 }
 
 
+def test_the_size_of_a_pass_changes_with_a_new_rollout_alone(tmp_path, monkeypatch):
+    """Passes of another size round otherwise, and a log-ratio would be that of the rounding."""
+    asked = []
+    settle = scorer.TokenBudget.settle
+    monkeypatch.setattr(scorer.TokenBudget, "settle", lambda budget: asked.append(budget) or settle(budget))
+    trainer = online.trained(tmp_path, 4, 4, scoring="packed", num_iterations=2)
+    assert (trainer.state.global_step, len(asked)) == (3, 2)
+
+
 @pytest.mark.parametrize("tokens", [12, 40, "auto"])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_packed_rows_train_as_padded_ones(tmp_path, name, tokens):

@@ -59,10 +59,20 @@ class Passes:
         self._odd: list[Tensor] = []  # whether a log-probability was not finite; looked at once, at the end
 
     def made(
-        self, step: Callable[[list[Tensor]], T], parts: Callable[[], list[Tensor]], tokens: Callable[[Tensor], int]
+        self,
+        step: Callable[[list[Tensor]], T],
+        parts: Callable[[], list[Tensor]],
+        tokens: Callable[[Tensor], int],
+        *,
+        as_before: bool = False,
     ) -> T:
-        """What ``step`` makes of these parts; if memory runs out on the way, of smaller ones."""
-        self._settle()
+        """What ``step`` makes of these parts; if memory runs out on the way, of smaller ones.
+
+        ``as_before`` keeps the size of a pass: where log-probabilities of an earlier step are looked at, passes of
+        another size would round otherwise.
+        """
+        if not as_before:
+            self._settle()
         chosen = parts()
         before = self._gradients(max((tokens(part) for part in chosen), default=0))
         while True:

@@ -150,6 +150,7 @@ class ADPOTrainer(Anchored):
             ),
             parts,
             by_index.tokens,
+            as_before=self.state.global_step != self._sampled_at,
         )
         passes.refuse_if_spoilt(found.loss.float())
         self._tell(rows, places, found)
