@@ -25,7 +25,8 @@ class Course:
 
     steps: int = 2000
     batch: int = 128
-    learning_rate: float = 1e-3
+    learning_rate: float = 5e-3  # at first; half a cosine from there to nothing
+    weight_decay: float = 0.0
     hidden: int = 64
     candidates: int = 16
     of_teacher: float = 0.5  # share of the candidates; the rest is the student's, less the uniform ones
@@ -59,15 +60,18 @@ def taught(
     """Weights of all students after these numbers of steps, and after the last."""
     runs = len(seeds)
     states, actions = lessons.states.shape[1], lessons.shown.shape[1]
+    shift, scale = lessons.states.mean(0), lessons.states.std(0).clamp(min=1e-6)
+    states_seen = (lessons.states - shift) / scale
     weights = [value.requires_grad_() for value in students.initial(states, actions, course.hidden, seeds)]
     slow = [value.detach().clone() for value in weights]
-    optimizer = torch.optim.Adam(weights, lr=course.learning_rate)
+    optimizer = torch.optim.AdamW(weights, lr=course.learning_rate, weight_decay=course.weight_decay)
+    slower = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, course.steps)
     guard = None if method.guarded is None else GuardedTau(*method.guarded)
     draw = torch.Generator().manual_seed(seeds[0])
     kept: dict[int, Weights] = {}
     for step in range(1, course.steps + 1):
         places = torch.randint(len(lessons.states), (runs, course.batch), generator=draw)
-        seen, of_teacher = lessons.states[places], lessons.teacher(places)
+        seen, of_teacher = states_seen[places], lessons.teacher(places)
         student = students.policy(weights, seen)
         batch = Batch(
             student,
@@ -82,10 +86,11 @@ def taught(
         optimizer.zero_grad()
         torch.autograd.backward(loss)
         optimizer.step()
+        slower.step()
         if method.anchor == "ema":
             students.averaged(slow, weights, method.decay)
         if step in keep_at or step == course.steps:
-            kept[step] = [value.detach().clone() for value in weights]
+            kept[step] = students.on_raw_states([value.detach().clone() for value in weights], shift, scale)
     return kept
 
 

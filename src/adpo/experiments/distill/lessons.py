@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from adpo.experiments.distill import worlds
-from adpo.experiments.distill.actor import Actor, Gaussian
+from adpo.experiments.distill.actor import Gaussian
 
 
 class Lessons(NamedTuple):
@@ -43,6 +44,11 @@ class Lessons(NamedTuple):
         mean, log_std, shown = parts
         return Lessons(self.states, mean, log_std, shown, self.episode)
 
+    def joined(self, other: Lessons) -> Lessons:
+        """These, and then the others, as later episodes."""
+        later = other._replace(episode=other.episode + int(self.episode.max()) + 1)
+        return Lessons(*(torch.cat(parts) for parts in zip(self, later, strict=True)))
+
     def split(self, held_out: int) -> tuple[Lessons, Lessons]:
         """Whole episodes apart, the last ones held out: at least so many states."""
         sizes = torch.bincount(self.episode)
@@ -54,9 +60,17 @@ class Lessons(NamedTuple):
         return Lessons(*(part[~out] for part in self)), Lessons(*(part[out] for part in self))
 
 
+Policy = Callable[[Tensor], Gaussian]
+
+
 @torch.no_grad()
-def record(teacher: Actor, name: str, count: int, seed: int, side_by_side: int = 8) -> Lessons:
-    """Of episodes in which the teacher acts with its noise; those that have not ended are left out."""
+def record(
+    teacher: Policy, name: str, count: int, seed: int, acting: Policy | None = None, side_by_side: int = 8
+) -> Lessons:
+    """Of episodes in which the teacher acts with its noise; those that have not ended are left out.
+
+    Where another policy acts (``acting``, as in DAgger), the teacher is asked what it would have done.
+    """
     world = worlds.copies(name, side_by_side)
     draw = torch.Generator().manual_seed(seed)
     finished: list[tuple[list[Tensor], list[Tensor]]] = []
@@ -65,7 +79,7 @@ def record(teacher: Actor, name: str, count: int, seed: int, side_by_side: int =
         states, _ = world.reset(seed=seed)
         while sum(len(seen) for seen, _ in finished) < count:
             seen = torch.from_numpy(states).float()
-            policy = teacher(seen)
+            policy = (acting or teacher)(seen)
             u = policy.draw(torch.randn(policy.mean.shape, generator=draw))
             states, _, ended, cut, _ = world.step(worlds.scaled(world, torch.tanh(u).numpy()))
             for number, (of_copy, done) in enumerate(running):
@@ -79,5 +93,7 @@ def record(teacher: Actor, name: str, count: int, seed: int, side_by_side: int =
     lengths = torch.tensor([len(seen) for seen, _ in finished])
     states_of, shown = (torch.cat([torch.stack(part[place]) for part in finished]) for place in (0, 1))
     said = teacher(states_of)
+    if acting is not None:
+        shown = said.draw(torch.randn(said.mean.shape, generator=draw))
     episode = torch.repeat_interleave(torch.arange(len(finished)), lengths)
     return Lessons(states_of, said.mean, said.log_std, shown, episode)

@@ -44,6 +44,12 @@ def policy(weights: Weights, states: Tensor) -> Gaussian:
     return Gaussian(mean, log_std.clamp(*LOG_STD))
 
 
+def on_raw_states(weights: Weights, shift: Tensor, scale: Tensor) -> Weights:
+    """The same students, trained on ``(states - shift) / scale``, for states as they are."""
+    matrix, bias = weights[0] / scale.unsqueeze(-1), weights[1]
+    return [matrix, bias - (shift @ matrix).unsqueeze(1), *weights[2:]]
+
+
 def averaged(slow: Weights, weights: Weights, decay: float) -> None:
     """``slow`` moves towards the weights."""
     with torch.no_grad():

@@ -15,7 +15,7 @@ from adpo.experiments.distill.actor import Actor, deterministic, load_actor, sav
 from adpo.experiments.distill.training import Plan, Progress, Training
 from adpo.provenance import provenance
 
-SHIPPED = Path(__file__).parent / "teachers"
+SHIPPED = Path(__file__).parent / "shipped"
 PLANS = {
     "HalfCheetah-v5": Plan("HalfCheetah-v5", steps=1_000_000, exam_every=50_000),
     "Hopper-v5": Plan("Hopper-v5", steps=600_000, exam_every=25_000),
