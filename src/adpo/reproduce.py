@@ -99,5 +99,69 @@ def efficiency(
     console.print(f"Results: {out / 'results.json'} (this run took {minutes} min {seconds} s)")
 
 
+class DistillPreset(StrEnum):
+    """How much of the distillation experiment to run."""
+
+    smoke = "smoke"
+    paper = "paper"
+
+
+@reproduce.command()
+def distill(
+    env: Annotated[
+        list[str] | None,
+        typer.Option(help="An environment; give it again for several."),
+    ] = None,
+    preset: Annotated[
+        DistillPreset,
+        typer.Option(help="smoke: about a minute; paper: every study, 10 seeds, hours."),
+    ] = DistillPreset.smoke,
+    seeds: Annotated[int | None, typer.Option(min=2, max=900, help="Instead of the preset's number.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("runs/distill"),
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where an earlier run in --out stopped.")] = False,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes side by side (one per core).")] = None,
+    dagger: Annotated[
+        int, typer.Option(min=0, max=10, help="Rounds in which students act and the teacher corrects them.")
+    ] = 0,
+    teachers: Annotated[
+        Path | None, typer.Option(help="Folder with teachers of your own (ENV.safetensors).")
+    ] = None,
+    train_teacher: Annotated[
+        str | None, typer.Option(help="Train a teacher for this environment instead, and write it to --out.")
+    ] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0, help="Of --train-teacher: stop then; --resume goes on.")
+    ] = None,
+) -> None:
+    """Experiment 2: students of MuJoCo policies."""
+    require("distill", "control", "gymnasium", "mujoco", "safetensors")
+    require("distill", "report", "matplotlib", "scipy")
+    from adpo.experiments.distill import run
+    from adpo.experiments.distill import teachers as rooms
+
+    started = time.perf_counter()
+    console = Console(width=None if sys.stdout.isatty() else 180)
+    columns = (*Progress.get_default_columns()[:-1], TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("distill" if train_teacher is None else f"teacher of {train_teacher}", total=1.0)
+
+        def done(share: float) -> None:
+            progress.update(task, completed=share)
+
+        if train_teacher is not None:
+            card = rooms.train_teacher(train_teacher, out, resume, lambda now: done(now.share), minutes)
+            path = out / f"{train_teacher}.safetensors"
+        else:
+            order = run.Order(out, resume, workers or _cores(), done, teachers or rooms.SHIPPED)
+            results = run.reproduce(preset.value, tuple(env) if env else None, seeds, order, dagger)
+            path = out / "results.json"
+    if train_teacher is not None:
+        console.print(rooms.told(card), markup=False)
+    else:
+        run.show(results, console)
+    passed, seconds = divmod(round(time.perf_counter() - started), 60)
+    console.print(f"{'Teacher' if train_teacher else 'Results'}: {path} (this run took {passed} min {seconds} s)")
+
+
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,19 +1,23 @@
 """Students of a teacher: lessons, candidates, and what each method converges to."""
 
+import json
 import math
 from dataclasses import replace
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 pytest.importorskip("gymnasium")
 
-from adpo.experiments.distill import measures, outcomes, run, students
+from adpo.cli import app
+from adpo.experiments.distill import film, measures, outcomes, run, students, summary, worlds
 from adpo.experiments.distill.actor import Actor, Gaussian, save_actor
 from adpo.experiments.distill.learning import EDGE, Course, drawn_candidates, taught
 from adpo.experiments.distill.lessons import Lessons, record
 from adpo.experiments.distill.methods import methods
-from adpo.experiments.distill.protocol import PRESETS, Lesson
+from adpo.experiments.distill.protocol import COMPARED, PRESETS, Lesson, Protocol
+from adpo.experiments.distill.teachers import load_teacher
 
 COURSE = Course(steps=600, hidden=16, batch=64)
 
@@ -152,11 +156,11 @@ SMALL = replace(
 def test_outcomes_of_a_study(lesson):
     teacher = Actor(3, 1, 8).requires_grad_(requires_grad=False)
     practice, held_out = outcomes.recorded(teacher, "Pendulum-v1", SMALL)
-    found = outcomes.outcome("Pendulum-v1", "ADPO anchored target", lesson, SMALL, practice, held_out)
+    given = ("Pendulum-v1", "ADPO anchored target", lesson, SMALL, teacher, practice, held_out)
+    found = outcomes.outcome(*given)
     assert all(len(found[key]) == 2 for key in ("kl", "reverse_kl", "ndcg", "std", "deterministic", "stochastic"))
-    assert set(found["curve"]) == ({"30"} if lesson.study == "main" else set())
-    again = outcomes.outcome("Pendulum-v1", "ADPO anchored target", lesson, SMALL, practice, held_out)
-    assert found == again
+    assert set(found["curve"]) == ({"30"} if lesson.study == "steps" else set())
+    assert found == outcomes.outcome(*given)
 
 
 def test_the_teacher_is_examined_in_the_episodes_of_its_students():
@@ -177,7 +181,7 @@ def test_a_job_of_all_methods_resumes(tmp_path, monkeypatch):
     order = run.Order(tmp_path / "out", teachers=tmp_path / "teachers")
     results = run.reproduce("smoke", None, None, order)
     rows = {(row["study"], row["method"]): row for row in results["summary"]}
-    assert set(rows) == {(study, method) for study in ("main", "steps") for method in methods()}
+    assert set(rows) == {("main", method) for method in methods()} | {("steps", method) for method in COMPARED}
     own = sum(results["own"]["Pendulum-v1"]["deterministic"]) / 2
     row = rows["main", "KD, candidates"]
     assert row["deterministic_share"] == pytest.approx(row["deterministic"] / own)
@@ -187,3 +191,135 @@ def test_a_job_of_all_methods_resumes(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"no teacher for 'Hopper-v5'"):
         run.reproduce("smoke", ("Hopper-v5",), None, replace(order, out=tmp_path / "other"))
     assert not (tmp_path / "other").exists()
+
+
+def test_students_that_act_are_corrected():
+    """What DAgger adds: states of the students, each in its own world, and the teacher's word on them."""
+    teacher = Actor(3, 1, 8).requires_grad_(requires_grad=False)
+    weights = students.initial(3, 1, 8, [0, 1])
+    found = outcomes.visited(teacher, "Pendulum-v1", weights, 300, seed=1)
+    assert len(found.states) == 400
+    said = teacher(found.states)
+    torch.testing.assert_close(found.mean, said.mean)
+    off = (found.shown - said.mean) * (-said.log_std).exp()
+    assert abs(float(off.std()) - 1) < 0.15
+    twice = found.joined(found)
+    assert len(twice.states) == 800
+    assert len(torch.unique(twice.episode)) == 2 * len(torch.unique(found.episode))
+    protocol = replace(SMALL, dagger=1)
+    practice, held_out = outcomes.recorded(teacher, "Pendulum-v1", protocol)
+    given = ("Pendulum-v1", "KD, closed form", SMALL.base)
+    one, two = (outcomes.outcome(*given, each, teacher, practice, held_out)["kl"] for each in (SMALL, protocol))
+    assert one != two
+
+
+def test_students_of_normalised_states_act_on_states_as_they_are():
+    weights = students.initial(3, 1, 8, [0, 1, 2])
+    states, shift, scale = torch.randn(3, 5, 3), torch.randn(3), torch.rand(3) + 0.5
+    found = students.policy(students.on_raw_states(weights, shift, scale), states)
+    torch.testing.assert_close(found.mean, students.policy(weights, (states - shift) / scale).mean)
+
+
+MAIN = Lesson(course=Course(steps=10))
+STUDY = Protocol(("E",), 3, 2, base=MAIN, few_states=(), few_steps=(), noises=(), shares_wrong=(), small=(8,))
+
+
+def outcome_of(kl, earned):
+    values = {measure: [0.5, 0.5, 0.5] for measure in summary.MEASURES}
+    ndcg = [0.999] * 3
+    return values | {"kl": kl, "ndcg": ndcg, "stochastic": earned, "deterministic": earned, "curve": {}}
+
+
+def test_verdicts_are_those_of_the_intervals():
+    outcomes_of = {}
+    for lesson in STUDY.lessons():
+        for method in STUDY.methods(lesson):
+            found = outcome_of([0.01, 0.011, 0.012], [98, 100, 99])
+            if method == "KD, candidates":
+                found = outcome_of(
+                    [0.02, 0.021, 0.023], [90, 92, 91] if lesson.study == "small" else [99, 98, 100]
+                )
+            if method == "ADPO anchored target EMA":
+                found = outcome_of([0.03, 0.03, 0.03], [50, 150, 100])
+            outcomes_of[summary.outcome_name("E", lesson, method)] = found
+    results = {"outcomes": outcomes_of, "own": {"E": {"deterministic": [100, 100], "stochastic": [100, 100]}}}
+    told = {(each["method"], each["claim"]): each["holds"] for each in summary.claims(results, STUDY)}
+    assert told["ADPO anchored target", "KL to the teacher at most 0.02"]
+    assert told["ADPO anchored target", "stochastic return within 5% of the teacher's"]
+    assert not told["ADPO anchored target EMA", "KL to the teacher at most 0.02"]
+    assert not told["ADPO anchored target EMA", "deterministic return within 5% of the teacher's"]  # too wide
+    rows = {(row["study"], row["method"]): row for row in summary.against_kd(results, STUDY)}
+    assert rows["small", "ADPO anchored target"]["return_verdict"] == "ahead"
+    assert rows["main", "ADPO anchored target"]["return_verdict"] == "level"
+    assert rows["main", "ADPO anchored target"]["kl_verdict"] == "ahead"
+    assert rows["main", "ADPO anchored target EMA"]["kl_verdict"] == "behind"
+
+
+@pytest.mark.parametrize("name", ["HalfCheetah-v5", "Hopper-v5"])
+def test_teachers_that_come_with_the_package_earn_what_their_cards_say(name):
+    pytest.importorskip("mujoco")
+    teacher, card = load_teacher(name)
+    assert card["deterministic"]["mean"] > {"HalfCheetah-v5": 8000, "Hopper-v5": 2500}[name]
+    earned = worlds.returns(name, lambda states: torch.tanh(teacher(states).mean), 3, seed=8)
+    assert all(abs(value - card["deterministic"]["mean"]) < 6 * card["deterministic"]["std"] for value in earned)
+
+
+def test_the_command_distils_a_real_teacher(tmp_path, monkeypatch):
+    """The smoke preset, as typed; in an empty folder, where nothing but results is left behind."""
+    pytest.importorskip("mujoco")
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["reproduce", "distill", "--out", "out"])
+    assert done.exit_code == 0, done.output
+    assert "ADPO anchored target" in done.output
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert results["own"]["Hopper-v5"]["deterministic"][0] > 2500
+    assert {row["study"] for row in results["summary"]} == {"main", "steps", "states", "small"}
+    assert "| KD, candidates |" in (tmp_path / "out" / "tables.md").read_text()
+    assert all((tmp_path / "out" / f"steps.{ending}").exists() for ending in ("svg", "png"))
+    filmed = (tmp_path / "out" / "film-Hopper-v5.png").exists()
+    assert filmed != ("no pictures of Hopper-v5: this machine does not render" in done.output)
+
+
+def test_a_machine_that_cannot_render_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(worlds, "alone", lambda _: 1 / 0)
+    weights = students.initial(3, 1, 8, [0])
+    reason = film.strip("Pendulum-v1", Actor(3, 1, 8), weights, tmp_path / "film.png", seed=0)
+    assert reason == "ZeroDivisionError: division by zero"
+    assert not (tmp_path / "film.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--env", "Nope-v1"], "no environment 'Nope-v1'"),
+        (["--env", "CartPole-v1"], "expected actions that are numbers in bounds"),
+        (["--env", "Pendulum-v1"], "no teacher for 'Pendulum-v1'"),
+        (["--train-teacher", "Nope-v1"], "no environment 'Nope-v1'"),
+    ],
+)
+def test_mistakes_are_one_line(tmp_path, arguments, said):
+    done = CliRunner().invoke(app, ["reproduce", "distill", "--out", str(tmp_path / "out"), *arguments])
+    assert isinstance(done.exception, ValueError)
+    assert said in str(done.exception)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_teacher_is_trained_and_goes_on(tmp_path, monkeypatch):
+    from adpo.experiments.distill import teachers
+    from adpo.experiments.distill.sac import Recipe
+    from adpo.experiments.distill.training import Plan
+
+    recipe = Recipe(hidden=8, batch=16, kept=2000, random_steps=100)
+    monkeypatch.setitem(
+        teachers.PLANS,
+        "Pendulum-v1",
+        Plan("Pendulum-v1", steps=400, exam_every=200, exam_episodes=1, recipe=recipe),
+    )
+    command = ["reproduce", "distill", "--train-teacher", "Pendulum-v1", "--out", str(tmp_path / "out")]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    assert "400 of 400 steps" in done.output
+    again = CliRunner().invoke(app, command)
+    assert "add --resume" in str(again.exception)
+    assert CliRunner().invoke(app, [*command, "--resume"]).exit_code == 0

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from adpo.experiments.distill import measures
-from adpo.experiments.distill.actor import Actor
+from adpo.experiments.distill import measures, students
+from adpo.experiments.distill.actor import Actor, Gaussian
 from adpo.experiments.distill.learning import taught
 from adpo.experiments.distill.lessons import Lessons, record
 from adpo.experiments.distill.methods import methods
@@ -16,6 +16,7 @@ from adpo.experiments.distill.students import Weights
 
 RECORDING_SEED = 7
 CORRUPTION_SEED = 11
+DAGGER_SEED = 10**5
 EPISODE_SEED = 3 * 10**6
 """Of the exams: the first states of episodes, and the noise in them."""
 
@@ -26,21 +27,39 @@ def recorded(teacher: Actor, name: str, protocol: Protocol) -> tuple[Lessons, Le
 
 
 def outcome(
-    name: str, method: str, lesson: Lesson, protocol: Protocol, practice: Lessons, held_out: Lessons
+    name: str,
+    method: str,
+    lesson: Lesson,
+    protocol: Protocol,
+    teacher: Actor,
+    practice: Lessons,
+    held_out: Lessons,
 ) -> dict[str, Any]:
-    """Of all seeds of a method: after the last step, and, in the main study, on the way there."""
+    """Of all seeds of a method: after the last step, and, in the study of steps, on the way there."""
     given = practice.first(lesson.states).corrupted(lesson.noise, lesson.wrong, CORRUPTION_SEED)
     main = lesson == protocol.base
     seeds = range(SEEDS_FROM, SEEDS_FROM + protocol.seeds)
     course = lesson.course
-    on_the_way = [steps for steps in protocol.few_steps if steps < course.steps] if main else []
+    on_the_way = [steps for steps in protocol.few_steps if steps < course.steps] if lesson.study == "steps" else []
     kept = taught(methods()[method], course, given, seeds, on_the_way)
+    for number in range(protocol.dagger):
+        given = given.joined(visited(teacher, name, kept[course.steps], lesson.states, DAGGER_SEED + number))
+        kept |= taught(methods()[method], course, given, seeds)
     episodes = protocol.episodes if main else protocol.curve_episodes
     found = examined(name, kept[course.steps], episodes, held_out, lesson)
     found["curve"] = {
         str(steps): examined(name, kept[steps], protocol.curve_episodes, held_out, lesson) for steps in on_the_way
     }
     return found
+
+
+def visited(teacher: Actor, name: str, weights: Weights, count: int, seed: int) -> Lessons:
+    """States that students come through, each in its own world, and what the teacher would have done there."""
+
+    def acting(states: torch.Tensor) -> Gaussian:
+        return Gaussian(*(part.squeeze(1) for part in students.policy(weights, states.unsqueeze(1))))
+
+    return record(teacher, name, count, seed, acting, side_by_side=len(weights[0]))
 
 
 def examined(name: str, weights: Weights, episodes: int, held_out: Lessons, lesson: Lesson) -> dict[str, Any]:

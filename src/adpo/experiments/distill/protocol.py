@@ -12,8 +12,17 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from adpo.experiments.distill.learning import Course
+from adpo.experiments.distill.methods import methods
 
 STANDARD = Course(steps=5000)
+COMPARED = (
+    "KD, candidates",
+    "KD, closed form",
+    "BC, likelihood",
+    "ADPO anchored target",
+    "ADPO anchored target EMA",
+)
+"""Methods of the studies around the main one, which has all."""
 SEEDS_FROM = 100
 """Of students; teachers have others."""
 
@@ -47,17 +56,20 @@ class Protocol:
     held_out: int = 4000  # states of other episodes, for distances
     recorded: int = 104_000
     base: Lesson = Lesson()
-    few_states: tuple[int, ...] = (100, 300, 1000, 3000, 10_000, 30_000, 100_000)
+    few_states: tuple[int, ...] = (100, 1000, 10_000, 100_000)
     few_steps: tuple[int, ...] = (30, 100, 300, 1000, 3000, 10_000, 30_000)
-    noises: tuple[float, ...] = (0.5, 1.0, 2.0)
+    noises: tuple[float, ...] = (1.0, 2.0)
     shares_wrong: tuple[float, ...] = (0.1, 0.3)
-    small: tuple[int, ...] = (4, 8, 16)
+    small: tuple[int, ...] = (8, 16)
     curve_episodes: int = 5
+    dagger: int = 0  # rounds in which students act and the teacher says what it would have done
 
     def lessons(self) -> Iterator[Lesson]:
         """The main study, and one change at a time around it."""
         base = self.base
         yield base
+        if self.few_steps:
+            yield replace(base, study="steps", course=replace(base.course, steps=max(self.few_steps)))
         for states in self.few_states:
             yield replace(base, study="states", states=states)
         for noise in self.noises:
@@ -66,6 +78,10 @@ class Protocol:
             yield replace(base, study="wrong", wrong=wrong)
         for hidden in self.small:
             yield replace(base, study="small", course=replace(base.course, hidden=hidden))
+
+    def methods(self, lesson: Lesson) -> tuple[str, ...]:
+        """All in the main study, those that are compared around it."""
+        return tuple(methods()) if lesson == self.base else COMPARED
 
     def described(self) -> dict[str, Any]:
         return asdict(self)
@@ -79,12 +95,12 @@ PRESETS = {
         episodes=2,
         held_out=400,
         recorded=1600,
-        base=Lesson(states=1000, course=Course(steps=200)),
+        base=Lesson(states=1000, course=Course(steps=100)),
         few_states=(100,),
         few_steps=(30, 100),
-        noises=(1.0,),
+        noises=(),
         shares_wrong=(),
         small=(8,),
-        curve_episodes=2,
+        curve_episodes=1,
     ),
 }

@@ -9,15 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 
 from adpo.experiments.cells import Cell, Job
-from adpo.experiments.distill import outcomes, teachers
+from adpo.experiments.distill import figures, film, outcomes, teachers, worlds
+from adpo.experiments.distill.learning import taught
 from adpo.experiments.distill.lessons import Lessons
 from adpo.experiments.distill.methods import methods
-from adpo.experiments.distill.protocol import PRESETS, Lesson, Protocol
-from adpo.experiments.distill.summary import summarised
+from adpo.experiments.distill.protocol import PRESETS, SEEDS_FROM, Lesson, Protocol
+from adpo.experiments.distill.summary import against_kd, claims, outcome_name, summarised
+from adpo.experiments.distill.tables import markdown, terminal
 from adpo.files import write_json
 from adpo.provenance import provenance
+
+FILMED = "ADPO anchored target"
 
 
 @dataclass(frozen=True)
@@ -32,12 +37,15 @@ class Order:
 
 
 def reproduce(
-    preset: str, environments: tuple[str, ...] | None, seeds: int | None, order: Order
+    preset: str, environments: tuple[str, ...] | None, seeds: int | None, order: Order, dagger: int = 0
 ) -> dict[str, Any]:
-    """Run what is missing, and write ``results.json``."""
+    """Run what is missing, and write ``results.json``, ``tables.md`` and the figures."""
     protocol = PRESETS[preset]
     protocol = protocol if environments is None else replace(protocol, environments=environments)
     protocol = protocol if seeds is None else replace(protocol, seeds=seeds)
+    protocol = replace(protocol, dagger=dagger)
+    for name in protocol.environments:
+        worlds.known(name)
     cards = {name: teachers.load_teacher(name, order.teachers)[1] for name in protocol.environments}
     description = {"experiment": "distill", "preset": preset, **protocol.described(), "teachers": cards}
     job = Job(order.out, description, order.resume, provenance())
@@ -57,22 +65,45 @@ def reproduce(
         "outcomes": {cell: value for cell, value in found.items() if cell.startswith("outcome-")},
     }
     results["summary"] = summarised(results, protocol)
+    results["claims"] = claims(results, protocol) if preset == "paper" else []  # no verdicts on small trials
+    results["against_kd"] = against_kd(results, protocol)
     write_json(order.out / "results.json", results)
+    (order.out / "tables.md").write_text(markdown(results))
+    figures.draw(results, order.out)
+    results["not_filmed"] = {name: _filmed(name, protocol, order) for name in protocol.environments}
     return results
+
+
+def _filmed(name: str, protocol: Protocol, order: Order) -> str | None:
+    """A student of the main study, taught once more: a strip of pictures, or what kept it from being drawn."""
+    teacher = teachers.load_teacher(name, order.teachers)[0]
+    practice, _ = _recorded(name, protocol, order.teachers)
+    course = protocol.base.course
+    student = taught(methods()[FILMED], course, practice.first(protocol.base.states), [SEEDS_FROM])[course.steps]
+    return film.strip(name, teacher, student, order.out / f"film-{name}.png", outcomes.EPISODE_SEED)
+
+
+def show(results: dict[str, Any], console: Console) -> None:
+    """The main tables, on the terminal."""
+    for table in terminal(results):
+        console.print(table)
+    for name, reason in results["not_filmed"].items():
+        if reason is not None:
+            console.print(f"no pictures of {name}: this machine does not render ({reason})", markup=False)
 
 
 def cells_of(protocol: Protocol, folder: Path) -> list[Cell]:
     cells = [Cell(own_name(name), partial(_own, name, protocol, folder), 0.5) for name in protocol.environments]
     for name in protocol.environments:
         for lesson in protocol.lessons():
-            weight = 5.0 if lesson == protocol.base else 1.0
+            weight = 1.0 + lesson.course.steps / protocol.base.course.steps
             cells += [
                 Cell(
                     outcome_name(name, lesson, method),
                     partial(_outcome, name, lesson, method, protocol, folder),
                     weight,
                 )
-                for method in methods()
+                for method in protocol.methods(lesson)
             ]
     return cells
 
@@ -81,17 +112,14 @@ def own_name(name: str) -> str:
     return f"own-{name}"
 
 
-def outcome_name(name: str, lesson: Lesson, method: str) -> str:
-    return f"outcome-{name}-{lesson.name}-{method}"
-
-
 def _own(name: str, protocol: Protocol, folder: Path, _: Any) -> Any:
     return outcomes.teachers_own(name, teachers.load_teacher(name, folder)[0], protocol)
 
 
 def _outcome(name: str, lesson: Lesson, method: str, protocol: Protocol, folder: Path, _: Any) -> Any:
     practice, held_out = _recorded(name, protocol, folder)
-    return outcomes.outcome(name, method, lesson, protocol, practice, held_out)
+    teacher = teachers.load_teacher(name, folder)[0]
+    return outcomes.outcome(name, method, lesson, protocol, teacher, practice, held_out)
 
 
 @lru_cache(maxsize=2)

@@ -35,6 +35,7 @@ def train_teacher(
     episodes: int = 50,
 ) -> dict[str, Any]:
     """Train, or go on; when the steps are made, write the actor with its card, else a checkpoint alone."""
+    worlds.known(name)
     plan = replace(PLANS.get(name, Plan(name)), seed=seed)
     plan = plan if steps is None else replace(plan, steps=steps)
     device = torch.accelerator.current_accelerator() or torch.device("cpu")
@@ -65,6 +66,16 @@ def train_teacher(
     }
     save_actor(actor, out / f"{name}.safetensors", card)
     return card
+
+
+def told(card: dict[str, Any]) -> str:
+    """A card as one line."""
+    ways = ", ".join(
+        f"{way} {card[way]['mean']:.0f} ± {card[way]['std']:.0f} (lowest {card[way]['lowest']:.0f})"
+        for way in ("deterministic", "stochastic")
+    )
+    made = f"{card['steps']:,} of {card['of']:,} steps"
+    return f"{card['environment']}: {ways} over {card['episodes']} episodes, after {made}"
 
 
 def examined(actor: Actor, name: str, episodes: int) -> dict[str, Any]:

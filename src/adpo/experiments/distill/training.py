@@ -43,8 +43,13 @@ class Progress:
     """What a run has done so far."""
 
     steps: int = 0
+    of: int = 1
     seconds: float = 0.0
     exams: list[dict[str, float]] = field(default_factory=list)
+
+    @property
+    def share(self) -> float:
+        return self.steps / self.of
 
 
 class Training:
@@ -58,7 +63,7 @@ class Training:
         self.draw = np.random.default_rng(plan.seed)
         self.agent = Agent(states, actions, plan.recipe, device)
         self.transitions = Transitions(states, actions, plan.recipe.kept, device)
-        self.progress = Progress()
+        self.progress = Progress(of=plan.steps)
         self.best: dict[str, Tensor] = {}
         self.best_return = -float("inf")
         folder.mkdir(parents=True, exist_ok=True)
@@ -155,7 +160,7 @@ class Training:
             if name.startswith("transitions.")
         }
         self.transitions.add(**rows)
-        self.progress = Progress(about["steps"], about["seconds"], about["exams"])
+        self.progress = Progress(about["steps"], self.plan.steps, about["seconds"], about["exams"])
         self.best_return = about["best"]
 
     def _tensors(self) -> dict[str, Tensor]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
+import warnings
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import gymnasium
@@ -15,8 +18,20 @@ Act = Callable[[Tensor], Tensor]
 """States ``[copies, states]`` to actions in [-1, 1], ``[copies, actions]``."""
 
 
+@cache
+def _quiet() -> None:
+    """MuJoCo would write a file into the current folder about every attribute that a model should not have."""
+    if importlib.util.find_spec("mujoco") is not None:
+        import mujoco  # type: ignore[import-untyped]
+
+        mujoco.set_mju_user_warning(
+            lambda text: None if "deprecated" in text else warnings.warn(text, stacklevel=2)
+        )
+
+
 def copies(name: str, count: int) -> Any:
     """So many of an environment, in this process; an episode that ends begins again in the same step."""
+    _quiet()
     return gymnasium.make_vec(
         name,
         num_envs=count,
@@ -25,14 +40,45 @@ def copies(name: str, count: int) -> Any:
     )
 
 
+def alone(name: str) -> Any:
+    """One that can be looked at, by a camera that follows a body."""
+    _quiet()
+    followed: dict[str, Any] = {"camera_name": "track"} if "mujoco" in str(gymnasium.spec(name).entry_point) else {}
+    return gymnasium.make(name, render_mode="rgb_array", **followed)
+
+
+def known(name: str) -> None:
+    """Complain in one line about an environment that is none, or has other actions than numbers in bounds."""
+    _quiet()
+    try:
+        world = gymnasium.make(name)
+    except gymnasium.error.Error as error:
+        raise ValueError(f"no environment {name!r}: {str(error).splitlines()[0]}") from None
+    except ImportError:  # MuJoCo is missing
+        raise ValueError(f"{name} needs mujoco: pip install 'adpo[control]'") from None
+    try:
+        if (
+            not isinstance(world.action_space, gymnasium.spaces.Box)
+            or len(world.observation_space.shape or ()) != 1
+        ):
+            raise ValueError(
+                f"{name}: expected actions that are numbers in bounds, and states that are a list of numbers"
+            )
+    finally:
+        world.close()
+
+
 def sizes(world: Any) -> tuple[int, int]:
     """Numbers in a state and in an action."""
     return world.single_observation_space.shape[0], world.single_action_space.shape[0]
 
 
 def scaled(world: Any, actions: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """From [-1, 1] to the bounds of the environment."""
-    space = world.single_action_space
+    """From [-1, 1] to the bounds of the environments."""
+    return in_bounds(world.single_action_space, actions)
+
+
+def in_bounds(space: Any, actions: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     found: np.ndarray[Any, Any] = (space.low + 0.5 * (actions + 1) * (space.high - space.low)).astype(space.dtype)
     return found
 

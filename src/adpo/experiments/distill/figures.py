@@ -1,0 +1,57 @@
+"""Return and distance against what a study changes, as SVG and PNG."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+from matplotlib import pyplot as plt
+
+mpl.rcParams["svg.hashsalt"] = "adpo"  # the same figure gives the same file
+
+STUDIES = {
+    "states": "states of the teacher",
+    "steps": "gradient steps",
+    "noise": "noise of the teacher's labels, in its standard deviations",
+    "wrong": "share of states with the label of another",
+    "small": "hidden units of the student",
+}
+
+
+def draw(results: dict[str, Any], folder: Path) -> None:
+    """One figure a study: environments side by side; return with noise above, distance below."""
+    for study, label in STUDIES.items():
+        rows = [row for row in results["summary"] if row["study"] == study]
+        if rows:
+            _study(rows, label, folder / study)
+
+
+def _study(rows: list[dict[str, Any]], label: str, path: Path) -> None:
+    names = list(dict.fromkeys(row["environment"] for row in rows))
+    figure, axes = plt.subplots(2, len(names), figsize=(6 * len(names), 7), sharex="col", squeeze=False)
+    for column, name in enumerate(names):
+        for method in dict.fromkeys(row["method"] for row in rows):
+            chosen = [row for row in rows if (row["environment"], row["method"]) == (name, method)]
+            chosen.sort(key=lambda row: float(row["value"]))
+            at = [row["value"] for row in chosen]
+            line = "-" if method.startswith("ADPO") else "--"
+            for axis, measure in zip(axes[:, column], ("stochastic_share", "kl"), strict=True):
+                middle, half = ([row[key] for row in chosen] for key in (measure, f"{measure}_ci"))
+                axis.errorbar(at, middle, half, fmt=f"o{line}", capsize=2, markersize=3, label=method)
+        axes[0, column].set_title(name)
+        axes[0, column].axhline(1.0, color="grey", linewidth=0.8)
+        axes[1, column].set_yscale("log")
+        axes[1, column].set_xlabel(label)
+        if max(row["value"] for row in rows) > 4:
+            axes[1, column].set_xscale("log")
+    axes[0, 0].set_ylabel("return with noise, of the teacher's")
+    axes[1, 0].set_ylabel("KL(teacher, student)")
+    axes[0, -1].legend(fontsize=7)
+    figure.tight_layout()
+    for ending in ("svg", "png"):
+        metadata = {"Date": None} if ending == "svg" else {"Software": None}
+        figure.savefig(path.with_suffix(f".{ending}"), dpi=150, metadata=metadata)
+    plt.close(figure)
