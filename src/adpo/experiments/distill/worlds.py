@@ -22,7 +22,7 @@ Act = Callable[[Tensor], Tensor]
 def _quiet() -> None:
     """MuJoCo would write a file into the current folder about every attribute that a model should not have."""
     if importlib.util.find_spec("mujoco") is not None:
-        import mujoco  # type: ignore[import-untyped]
+        import mujoco
 
         mujoco.set_mju_user_warning(
             lambda text: None if "deprecated" in text else warnings.warn(text, stacklevel=2)
@@ -43,8 +43,9 @@ def copies(name: str, count: int) -> Any:
 def alone(name: str) -> Any:
     """One that can be looked at, by a camera that follows a body."""
     _quiet()
-    followed: dict[str, Any] = {"camera_name": "track"} if "mujoco" in str(gymnasium.spec(name).entry_point) else {}
-    return gymnasium.make(name, render_mode="rgb_array", **followed)
+    bodies = "mujoco" in str(gymnasium.spec(name).entry_point)
+    options: dict[str, Any] = {"camera_name": "track"} if bodies else {}
+    return gymnasium.make(name, render_mode="rgb_array", **options)
 
 
 def known(name: str) -> None:
