@@ -305,12 +305,15 @@ def test_mistakes_are_one_line(tmp_path, arguments, said):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_teacher_is_trained_and_goes_on(tmp_path, monkeypatch):
+@pytest.mark.parametrize("smooth", [False, True])
+def test_a_teacher_is_trained_and_goes_on(tmp_path, monkeypatch, smooth):
     from adpo.experiments.distill import teachers
     from adpo.experiments.distill.sac import Recipe
     from adpo.experiments.distill.training import Plan
 
-    recipe = Recipe(hidden=8, batch=16, kept=2000, random_steps=100)
+    recipe = Recipe(
+        hidden=8, actor_hidden=4, smooth=smooth, actor_decay=0.1, batch=16, kept=2000, random_steps=100
+    )
     monkeypatch.setitem(
         teachers.PLANS,
         "Pendulum-v1",
@@ -323,3 +326,8 @@ def test_a_teacher_is_trained_and_goes_on(tmp_path, monkeypatch):
     again = CliRunner().invoke(app, command)
     assert "add --resume" in str(again.exception)
     assert CliRunner().invoke(app, [*command, "--resume"]).exit_code == 0
+    made, card = load_teacher("Pendulum-v1", tmp_path / "out")
+    assert made.sizes == {"states": 3, "actions": 1, "hidden": 4, "smooth": smooth}
+    assert card["recipe"]["smooth"] == smooth
+    if smooth:  # by the random states, once
+        assert not torch.equal(made.scale, torch.ones(3))

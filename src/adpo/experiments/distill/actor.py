@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import safe_open
@@ -52,16 +52,32 @@ class Gaussian(NamedTuple):
 
 
 class Actor(nn.Module):
-    """Two hidden layers of rectifiers; mean and logarithm of the standard deviation for every state."""
+    """Two hidden layers; mean and logarithm of the standard deviation for every state.
 
-    def __init__(self, states: int, actions: int, hidden: int = 256) -> None:
+    Layers are rectifiers, or, ``smooth``, tanh on states that are scaled.
+    """
+
+    shift: Tensor
+    scale: Tensor
+
+    def __init__(self, states: int, actions: int, hidden: int = 256, smooth: bool = False) -> None:
         super().__init__()
-        self.sizes = {"states": states, "actions": actions, "hidden": hidden}
-        self.body = nn.Sequential(nn.Linear(states, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU())
+        self.sizes: dict[str, Any] = {"states": states, "actions": actions, "hidden": hidden, "smooth": smooth}
+        self.smooth = smooth
+        if smooth:
+            self.register_buffer("shift", torch.zeros(states))
+            self.register_buffer("scale", torch.ones(states))
+        bend: type[nn.Module] = nn.Tanh if smooth else nn.ReLU
+        self.body = nn.Sequential(nn.Linear(states, hidden), bend(), nn.Linear(hidden, hidden), bend())
         self.mean, self.log_std = nn.Linear(hidden, actions), nn.Linear(hidden, actions)
 
+    def scale_states(self, seen: Tensor) -> None:
+        """By the mean and the spread of states that were seen; once, before anything is learnt."""
+        self.shift.copy_(seen.mean(0))
+        self.scale.copy_(seen.std(0).clamp(min=0.1))
+
     def forward(self, states: Tensor) -> Gaussian:
-        hidden = self.body(states)
+        hidden = self.body((states - self.shift) / self.scale if self.smooth else states)
         return Gaussian(self.mean(hidden), self.log_std(hidden).clamp(*LOG_STD))
 
 

@@ -21,6 +21,10 @@ class Recipe:
     """How a teacher is trained."""
 
     hidden: int = 256
+    actor_hidden: int | None = None  # where it is another than that of the critics
+    smooth: bool = False  # an actor of tanh layers on scaled states
+    actor_decay: float = 0.0  # of its weights
+    entropy_by_action: float = -1.0  # that is aimed at
     batch: int = 256
     learning_rate: float = 3e-4
     discount: float = 0.99
@@ -66,15 +70,22 @@ class Agent:
 
     def __init__(self, states: int, actions: int, recipe: Recipe, device: torch.device) -> None:
         self.recipe, self.device = recipe, device
-        self.actor = Actor(states, actions, recipe.hidden).to(device)
+        width = recipe.actor_hidden or recipe.hidden
+        self.actor = Actor(states, actions, width, recipe.smooth).to(device)
         self.critics = _two_critics(states + actions, recipe.hidden, device)
         self.slow = [value.detach().clone() for value in self.critics]
         self.log_alpha = torch.zeros((), device=device, requires_grad=True)
-        self.target_entropy = -float(actions)
+        self.target_entropy = recipe.entropy_by_action * actions
         on_gpu = device.type == "cuda"
         self.optimizers = [
-            torch.optim.Adam(parameters, lr=recipe.learning_rate, fused=True, capturable=on_gpu)
-            for parameters in (list(self.actor.parameters()), self.critics, [self.log_alpha])
+            torch.optim.AdamW(
+                parameters, lr=recipe.learning_rate, weight_decay=decay, fused=True, capturable=on_gpu
+            )
+            for parameters, decay in (
+                (list(self.actor.parameters()), recipe.actor_decay),
+                (self.critics, 0.0),
+                ([self.log_alpha], 0.0),
+            )
         ]
 
     def values(self, weights: list[Tensor], states: Tensor, actions: Tensor) -> Tensor:

@@ -46,6 +46,7 @@ class Progress:
     of: int = 1
     seconds: float = 0.0
     exams: list[dict[str, float]] = field(default_factory=list)
+    learning: bool = False  # the random steps are over
 
     @property
     def share(self) -> float:
@@ -85,6 +86,9 @@ class Training:
             actions = self._actions(states, explore=progress.steps >= acting)
             if progress.steps >= acting:
                 if update is None:
+                    if plan.recipe.smooth and not progress.learning:
+                        self.agent.actor.scale_states(self.transitions.latest(acting)["state"])
+                    progress.learning = True
                     update = updates(self.agent, self.transitions, plan.side_by_side)
                 update()  # on a GPU this returns at once: the environments move meanwhile
             states = self._moved(states, actions)
@@ -137,6 +141,7 @@ class Training:
             "seconds": self.progress.seconds,
             "exams": self.progress.exams,
             "best": self.best_return,
+            "learning": self.progress.learning,
         }
         part = self.checkpoint.with_suffix(".part")
         save_file({name: value.detach().cpu().contiguous() for name, value in tensors.items()}, part)
@@ -160,7 +165,9 @@ class Training:
             if name.startswith("transitions.")
         }
         self.transitions.add(**rows)
-        self.progress = Progress(about["steps"], self.plan.steps, about["seconds"], about["exams"])
+        self.progress = Progress(
+            about["steps"], self.plan.steps, about["seconds"], about["exams"], about["learning"]
+        )
         self.best_return = about["best"]
 
     def _tensors(self) -> dict[str, Tensor]:
