@@ -136,6 +136,10 @@ def distill(
     """Experiment 2: students of MuJoCo policies."""
     require("distill", "control", "gymnasium", "mujoco", "safetensors")
     require("distill", "report", "matplotlib", "scipy")
+    if minutes is not None and train_teacher is None:
+        raise ValueError(
+            "--minutes is for --train-teacher alone; a run of students can be stopped and resumed at any time"
+        )
     from adpo.experiments.distill import run
     from adpo.experiments.distill import teachers as rooms
 

@@ -296,6 +296,8 @@ def test_a_machine_that_cannot_render_says_so(tmp_path, monkeypatch):
         (["--env", "CartPole-v1"], "expected actions that are numbers in bounds"),
         (["--env", "Pendulum-v1"], "no teacher for 'Pendulum-v1'"),
         (["--train-teacher", "Nope-v1"], "no environment 'Nope-v1'"),
+        (["--train-teacher", "Pendulum-v1", "--resume"], "to go on from: leave out --resume"),
+        (["--minutes", "3"], "--minutes is for --train-teacher alone"),
     ],
 )
 def test_mistakes_are_one_line(tmp_path, arguments, said):
@@ -303,6 +305,21 @@ def test_mistakes_are_one_line(tmp_path, arguments, said):
     assert isinstance(done.exception, ValueError)
     assert said in str(done.exception)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_damaged_checkpoint_of_a_teacher_is_one_line(tmp_path):
+    command = ["reproduce", "distill", "--train-teacher", "Pendulum-v1", "--out", str(tmp_path), "--resume"]
+    checkpoint = tmp_path / "Pendulum-v1.checkpoint.safetensors"
+    checkpoint.write_text("junk")
+    for about in ("", "{}", '{"steps": 1}'):
+        (tmp_path / "Pendulum-v1.progress.json").write_text(about)
+        done = CliRunner().invoke(app, command)
+        assert isinstance(done.exception, ValueError)
+        assert "cannot be gone on from" in str(done.exception)
+    assert checkpoint.read_text() == "junk"
+    (tmp_path / "file").touch()
+    done = CliRunner().invoke(app, [*command[:-3], "--out", str(tmp_path / "file")])
+    assert "is a file; expected a folder" in str(done.exception)
 
 
 @pytest.mark.parametrize("smooth", [False, True])

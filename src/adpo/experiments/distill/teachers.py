@@ -12,7 +12,7 @@ import torch
 
 from adpo.experiments.distill import worlds
 from adpo.experiments.distill.actor import Actor, deterministic, load_actor, save_actor
-from adpo.experiments.distill.training import Plan, Progress, Training
+from adpo.experiments.distill.training import Plan, Progress, Training, checkpoint_of
 from adpo.provenance import provenance
 
 SHIPPED = Path(__file__).parent / "shipped"
@@ -34,16 +34,21 @@ def train_teacher(
     seed: int = 0,
     episodes: int = 50,
 ) -> dict[str, Any]:
-    """Train, or go on; when the steps are made, write the actor with its card, else a checkpoint alone."""
+    """Train, or go on, for so many minutes or to the end; write a checkpoint, and the best actor with its card."""
     worlds.known(name)
     plan = replace(PLANS.get(name, Plan(name)), seed=seed)
     plan = plan if steps is None else replace(plan, steps=steps)
     device = torch.accelerator.current_accelerator() or torch.device("cpu")
+    checkpoint = checkpoint_of(out, name)
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"--out {out} is a file; expected a folder")
+    if resume and not checkpoint.exists():
+        raise ValueError(f"there is no {checkpoint} to go on from: leave out --resume")
+    if not resume and checkpoint.exists():
+        raise ValueError(f"{checkpoint} is there already: add --resume, or choose another --out")
     made = Training(plan, out, device)
     if resume:
         made.load()
-    elif made.checkpoint.exists():
-        raise ValueError(f"{made.checkpoint} is there already: add --resume, or choose another --out")
     torch.set_float32_matmul_precision("high")  # small products on a GPU: TF32, which is faster
     progress = made.run(None if minutes is None else 60 * minutes, on_progress)
     if not made.best:

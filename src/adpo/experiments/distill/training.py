@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -53,11 +53,16 @@ class Progress:
         return self.steps / self.of
 
 
+def checkpoint_of(folder: Path, name: str) -> Path:
+    return folder / f"{name}.checkpoint.safetensors"
+
+
 class Training:
     """``run()`` until the steps are made or the time is over; the agent with the best exam is kept beside it."""
 
     def __init__(self, plan: Plan, folder: Path, device: torch.device) -> None:
         self.plan, self.folder, self.device = plan, folder, device
+        self.checkpoint = checkpoint_of(folder, plan.name)
         self.world = worlds.copies(plan.name, plan.side_by_side)
         states, actions = worlds.sizes(self.world)
         torch.manual_seed(plan.seed)
@@ -68,10 +73,6 @@ class Training:
         self.best: dict[str, Tensor] = {}
         self.best_return = -float("inf")
         folder.mkdir(parents=True, exist_ok=True)
-
-    @property
-    def checkpoint(self) -> Path:
-        return self.folder / f"{self.plan.name}.checkpoint.safetensors"
 
     def run(self, seconds: float | None, on_progress: Callable[[Progress], None]) -> Progress:
         """Every environment step is followed by one update, as soon as the random ones are over."""
@@ -150,6 +151,15 @@ class Training:
 
     def load(self) -> None:
         """Go on from the checkpoint in the folder."""
+        try:
+            self._load()
+        except (OSError, LookupError, ValueError, RuntimeError, SafetensorError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise ValueError(
+                f"{self.checkpoint} cannot be gone on from ({reason}): choose another --out"
+            ) from None
+
+    def _load(self) -> None:
         about = json.loads((self.folder / f"{self.plan.name}.progress.json").read_text())
         with safe_open(self.checkpoint, "pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dictionary)
