@@ -55,9 +55,8 @@ def taught(
     course: Course,
     lessons: Lessons,
     seeds: Sequence[int],
-    keep_at: Sequence[int] = (),
-) -> dict[int, Weights]:
-    """Weights of all students after these numbers of steps, and after the last."""
+) -> Weights:
+    """Weights of all students after the last step."""
     runs = len(seeds)
     states, actions = lessons.states.shape[1], lessons.shown.shape[1]
     shift, scale = lessons.states.mean(0), lessons.states.std(0).clamp(min=1e-6)
@@ -68,8 +67,7 @@ def taught(
     slower = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, course.steps)
     guard = None if method.guarded is None else GuardedTau(*method.guarded)
     draw = torch.Generator().manual_seed(seeds[0])
-    kept: dict[int, Weights] = {}
-    for step in range(1, course.steps + 1):
+    for _ in range(course.steps):
         places = torch.randint(len(lessons.states), (runs, course.batch), generator=draw)
         seen, of_teacher = states_seen[places], lessons.teacher(places)
         student = students.policy(weights, seen)
@@ -89,9 +87,7 @@ def taught(
         slower.step()
         if method.anchor == "ema":
             students.averaged(slow, weights, method.decay)
-        if step in keep_at or step == course.steps:
-            kept[step] = students.on_raw_states([value.detach().clone() for value in weights], shift, scale)
-    return kept
+    return students.on_raw_states([value.detach() for value in weights], shift, scale)
 
 
 def _anchor(method: Method, student: Gaussian, slow: Weights, seen: Tensor) -> Gaussian | None:

@@ -35,22 +35,17 @@ def outcome(
     practice: Lessons,
     held_out: Lessons,
 ) -> dict[str, Any]:
-    """Of all seeds of a method: after the last step, and, in the study of steps, on the way there."""
+    """Of all seeds of a method."""
     given = practice.first(lesson.states).corrupted(lesson.noise, lesson.wrong, CORRUPTION_SEED)
     main = lesson == protocol.base
     seeds = range(SEEDS_FROM, SEEDS_FROM + protocol.seeds)
     course = lesson.course
-    on_the_way = [steps for steps in protocol.few_steps if steps < course.steps] if lesson.study == "steps" else []
-    kept = taught(methods()[method], course, given, seeds, on_the_way)
+    weights = taught(methods()[method], course, given, seeds)
     for number in range(protocol.dagger):
-        given = given.joined(visited(teacher, name, kept[course.steps], lesson.states, DAGGER_SEED + number))
-        kept |= taught(methods()[method], course, given, seeds)
+        given = given.joined(visited(teacher, name, weights, lesson.states, DAGGER_SEED + number))
+        weights = taught(methods()[method], course, given, seeds)
     episodes = protocol.episodes if main else protocol.curve_episodes
-    found = examined(name, kept[course.steps], episodes, held_out, lesson)
-    found["curve"] = {
-        str(steps): examined(name, kept[steps], protocol.curve_episodes, held_out, lesson) for steps in on_the_way
-    }
-    return found
+    return examined(name, weights, episodes, held_out, lesson)
 
 
 def visited(teacher: Actor, name: str, weights: Weights, count: int, seed: int) -> Lessons:

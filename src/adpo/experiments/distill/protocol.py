@@ -68,8 +68,8 @@ class Protocol:
         """The main study, and one change at a time around it."""
         base = self.base
         yield base
-        if self.few_steps:
-            yield replace(base, study="steps", course=replace(base.course, steps=max(self.few_steps)))
+        for steps in self.few_steps:  # each with a schedule of its own
+            yield replace(base, study="steps", course=replace(base.course, steps=steps))
         for states in self.few_states:
             yield replace(base, study="states", states=states)
         for noise in self.noises:

@@ -79,7 +79,7 @@ def _filmed(name: str, protocol: Protocol, order: Order) -> str | None:
     teacher = teachers.load_teacher(name, order.teachers)[0]
     practice, _ = _recorded(name, protocol, order.teachers)
     course = protocol.base.course
-    student = taught(methods()[FILMED], course, practice.first(protocol.base.states), [SEEDS_FROM])[course.steps]
+    student = taught(methods()[FILMED], course, practice.first(protocol.base.states), [SEEDS_FROM])
     return film.strip(name, teacher, student, order.out / f"film-{name}.png", outcomes.EPISODE_SEED)
 
 

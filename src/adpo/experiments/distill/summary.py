@@ -42,15 +42,13 @@ class Point(NamedTuple):
 
 
 def points(results: dict[str, Any], protocol: Protocol) -> list[Point]:
-    """Of every method in every study; the study of steps has one for every number of steps."""
-    found = []
-    for name in protocol.environments:
-        for lesson in protocol.lessons():
-            for method in protocol.methods(lesson):
-                ended = results["outcomes"][outcome_name(name, lesson, method)]
-                found += [Point(name, "steps", float(steps), method, way) for steps, way in ended["curve"].items()]
-                found.append(Point(name, lesson.study, _value(lesson), method, ended))
-    return found
+    """Of every method in every study."""
+    return [
+        Point(name, lesson.study, _value(lesson), method, results["outcomes"][outcome_name(name, lesson, method)])
+        for name in protocol.environments
+        for lesson in protocol.lessons()
+        for method in protocol.methods(lesson)
+    ]
 
 
 def outcome_name(name: str, lesson: Lesson, method: str) -> str:
