@@ -87,6 +87,18 @@ def test_candidates_come_from_whom_they_should():
     assert abs(float(uniform.square().mean()) - EDGE**2 / 3) < 0.02
 
 
+def test_lessons_come_back_from_their_file(tmp_path):
+    path = tmp_path / "lessons.safetensors"
+    lessons().save(path)
+    for kept, given in zip(Lessons.load(path), lessons(), strict=True):
+        torch.testing.assert_close(kept, given, rtol=0, atol=0)
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(ValueError, match="choose another --out"):
+        Lessons.load(path)
+    with pytest.raises(ValueError, match="choose another --out"):
+        Lessons.load(tmp_path / "missing.safetensors")
+
+
 def test_episodes_are_recorded_whole_and_split_whole():
     teacher = Actor(3, 1, 8).requires_grad_(requires_grad=False)
     found = record(teacher, "Pendulum-v1", 1000, seed=3, side_by_side=4)
@@ -155,7 +167,7 @@ SMALL = replace(
 @pytest.mark.parametrize("lesson", list(SMALL.lessons()), ids=lambda lesson: lesson.name)
 def test_outcomes_of_a_study(lesson):
     teacher = Actor(3, 1, 8).requires_grad_(requires_grad=False)
-    practice, held_out = outcomes.recorded(teacher, "Pendulum-v1", SMALL)
+    practice, held_out = outcomes.recorded(teacher, "Pendulum-v1", SMALL).split(SMALL.held_out)
     given = ("Pendulum-v1", "ADPO anchored target", lesson, SMALL, teacher, practice, held_out)
     found = outcomes.outcome(*given)
     assert all(len(found[key]) == 2 for key in ("kl", "reverse_kl", "ndcg", "std", "deterministic", "stochastic"))
@@ -206,7 +218,7 @@ def test_students_that_act_are_corrected():
     assert len(twice.states) == 800
     assert len(torch.unique(twice.episode)) == 2 * len(torch.unique(found.episode))
     protocol = replace(SMALL, dagger=1)
-    practice, held_out = outcomes.recorded(teacher, "Pendulum-v1", protocol)
+    practice, held_out = outcomes.recorded(teacher, "Pendulum-v1", protocol).split(protocol.held_out)
     given = ("Pendulum-v1", "KD, closed form", SMALL.base)
     one, two = (outcomes.outcome(*given, each, teacher, practice, held_out)["kl"] for each in (SMALL, protocol))
     assert one != two

@@ -40,13 +40,13 @@ class Course:
 
 def drawn_candidates(course: Course, teacher: Gaussian, student: Gaussian, draw: torch.Generator) -> Tensor:
     """``[runs, n, K, actions]`` before the squash: the teacher's, the student's as it is now, and uniform ones."""
-    shape = teacher.mean.shape
+    shape, device = teacher.mean.shape, draw.device
     parts = []
     of_teacher, of_student, uniform = course.counts()
     for policy, count in ((teacher, of_teacher), (student, of_student)):
-        noise = torch.randn(*shape[:-1], count, shape[-1], generator=draw)
+        noise = torch.randn(*shape[:-1], count, shape[-1], generator=draw, device=device)
         parts.append(policy.mean.detach().unsqueeze(-2) + policy.log_std.detach().exp().unsqueeze(-2) * noise)
-    spread = 2 * torch.rand(*shape[:-1], uniform, shape[-1], generator=draw) - 1
+    spread = 2 * torch.rand(*shape[:-1], uniform, shape[-1], generator=draw, device=device) - 1
     return torch.cat([*parts, torch.atanh(EDGE * spread)], -2)
 
 
@@ -56,19 +56,22 @@ def taught(
     lessons: Lessons,
     seeds: Sequence[int],
 ) -> Weights:
-    """Weights of all students after the last step."""
+    """Weights of all students after the last step: they learn on the accelerator, if there is one."""
+    device = torch.accelerator.current_accelerator() or torch.device("cpu")
+    lessons = lessons.to(device)
     runs = len(seeds)
     states, actions = lessons.states.shape[1], lessons.shown.shape[1]
     shift, scale = lessons.states.mean(0), lessons.states.std(0).clamp(min=1e-6)
     states_seen = (lessons.states - shift) / scale
-    weights = [value.requires_grad_() for value in students.initial(states, actions, course.hidden, seeds)]
+    initial = students.initial(states, actions, course.hidden, seeds)
+    weights = [value.to(device).requires_grad_() for value in initial]
     slow = [value.detach().clone() for value in weights]
     optimizer = torch.optim.AdamW(weights, lr=course.learning_rate, weight_decay=course.weight_decay)
     slower = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, course.steps)
     guard = None if method.guarded is None else GuardedTau(*method.guarded)
-    draw = torch.Generator().manual_seed(seeds[0])
+    draw = torch.Generator(device).manual_seed(seeds[0])
     for _ in range(course.steps):
-        places = torch.randint(len(lessons.states), (runs, course.batch), generator=draw)
+        places = torch.randint(len(lessons.states), (runs, course.batch), generator=draw, device=device)
         seen, of_teacher = states_seen[places], lessons.teacher(places)
         student = students.policy(weights, seen)
         batch = Batch(
@@ -87,7 +90,8 @@ def taught(
         slower.step()
         if method.anchor == "ema":
             students.averaged(slow, weights, method.decay)
-    return students.on_raw_states([value.detach() for value in weights], shift, scale)
+    found = students.on_raw_states([value.detach() for value in weights], shift, scale)
+    return [value.cpu() for value in found]
 
 
 def _anchor(method: Method, student: Gaussian, slow: Weights, seen: Tensor) -> Gaussian | None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from adpo.experiments.distill import worlds
@@ -25,6 +28,22 @@ class Lessons(NamedTuple):
     def teacher(self, places: Tensor) -> Gaussian:
         """What the lessons say of the teacher."""
         return Gaussian(self.mean[places], self.log_std[places])
+
+    def to(self, device: torch.device) -> Lessons:
+        return Lessons(*(part.to(device) for part in self))
+
+    def save(self, path: Path) -> None:
+        """As a file that is there whole, or not at all."""
+        part = path.with_suffix(".part")
+        save_file({name: value.contiguous() for name, value in self._asdict().items()}, part)
+        part.replace(path)
+
+    @classmethod
+    def load(cls, path: Path) -> Lessons:
+        try:
+            return cls(**load_file(path))
+        except (OSError, TypeError, SafetensorError) as error:
+            raise ValueError(f"{path} cannot be read ({error}): choose another --out") from None
 
     def first(self, count: int) -> Lessons:
         """So many of the states."""
@@ -65,7 +84,7 @@ Policy = Callable[[Tensor], Gaussian]
 
 @torch.no_grad()
 def record(
-    teacher: Policy, name: str, count: int, seed: int, acting: Policy | None = None, side_by_side: int = 8
+    teacher: Policy, name: str, count: int, seed: int, acting: Policy | None = None, side_by_side: int = 32
 ) -> Lessons:
     """Of episodes in which the teacher acts with its noise; those that have not ended are left out.
 

@@ -21,9 +21,9 @@ EPISODE_SEED = 3 * 10**6
 """Of the exams: the first states of episodes, and the noise in them."""
 
 
-def recorded(teacher: Actor, name: str, protocol: Protocol) -> tuple[Lessons, Lessons]:
-    """Practice, and whole episodes held out."""
-    return record(teacher, name, protocol.recorded, RECORDING_SEED).split(protocol.held_out)
+def recorded(teacher: Actor, name: str, protocol: Protocol) -> Lessons:
+    """What the teacher shows to all students, and some more."""
+    return record(teacher, name, protocol.recorded, RECORDING_SEED)
 
 
 def outcome(

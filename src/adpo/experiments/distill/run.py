@@ -13,6 +13,7 @@ from rich.console import Console
 
 from adpo.experiments.cells import Cell, Job
 from adpo.experiments.distill import figures, film, outcomes, teachers, worlds
+from adpo.experiments.distill.actor import Actor
 from adpo.experiments.distill.learning import taught
 from adpo.experiments.distill.lessons import Lessons
 from adpo.experiments.distill.methods import methods
@@ -49,17 +50,21 @@ def reproduce(
     cards = {name: teachers.load_teacher(name, order.teachers)[1] for name in protocol.environments}
     description = {"experiment": "distill", "preset": preset, **protocol.described(), "teachers": cards}
     job = Job(order.out, description, order.resume, provenance())
-    cells = cells_of(protocol, order.teachers)
+    recordings, cells = cells_of(protocol, order)
+    cells = [*recordings, *cells]
     total, done = sum(cell.weight for cell in cells), dict.fromkeys((cell.name for cell in cells), 0.0)
 
     def progress(cell: Cell, share: float) -> None:
         done[cell.name] = share * cell.weight
         order.on_progress(sum(done.values()) / total)
 
-    found = job.run(cells, progress, order.workers, partial(torch.set_num_threads, 1))
+    prepare = partial(torch.set_num_threads, 1)
+    job.run(recordings, progress, order.workers, prepare)
+    found = job.run(cells, progress, order.workers, prepare)
     results = {
         "preset": preset,
         "provenance": job.provenances(cells),
+        "recorded": {name: found[f"lessons-{name}"] for name in protocol.environments},
         "teachers": cards,
         "own": {name: found[own_name(name)] for name in protocol.environments},
         "outcomes": {cell: value for cell, value in found.items() if cell.startswith("outcome-")},
@@ -77,7 +82,7 @@ def reproduce(
 def _filmed(name: str, protocol: Protocol, order: Order) -> str | None:
     """A student of the main study, taught once more: a strip of pictures, or what kept it from being drawn."""
     teacher = teachers.load_teacher(name, order.teachers)[0]
-    practice, _ = _recorded(name, protocol, order.teachers)
+    practice, _ = _recorded(lessons_at(order.out, name), protocol.held_out)
     course = protocol.base.course
     student = taught(methods()[FILMED], course, practice.first(protocol.base.states), [SEEDS_FROM])
     return film.strip(name, teacher, student, order.out / f"film-{name}.png", outcomes.EPISODE_SEED)
@@ -92,37 +97,61 @@ def show(results: dict[str, Any], console: Console) -> None:
             console.print(f"no pictures of {name}: this machine does not render ({reason})", markup=False)
 
 
-def cells_of(protocol: Protocol, folder: Path) -> list[Cell]:
-    cells = [Cell(own_name(name), partial(_own, name, protocol, folder), 0.5) for name in protocol.environments]
-    for name in protocol.environments:
+def cells_of(protocol: Protocol, order: Order) -> tuple[list[Cell], list[Cell]]:
+    """What is recorded first, and all that needs it."""
+    places = {
+        name: Place(name, protocol, order.teachers, lessons_at(order.out, name)) for name in protocol.environments
+    }
+    recordings = [Cell(f"lessons-{name}", partial(_record, place), 0.5) for name, place in places.items()]
+    cells = [Cell(own_name(name), partial(_own, place), 0.5) for name, place in places.items()]
+    for name, place in places.items():
         for lesson in protocol.lessons():
             weight = 1.0 + lesson.course.steps / protocol.base.course.steps
             cells += [
-                Cell(
-                    outcome_name(name, lesson, method),
-                    partial(_outcome, name, lesson, method, protocol, folder),
-                    weight,
-                )
+                Cell(outcome_name(name, lesson, method), partial(_outcome, place, lesson, method), weight)
                 for method in protocol.methods(lesson)
             ]
-    return cells
+    return recordings, cells
 
 
 def own_name(name: str) -> str:
     return f"own-{name}"
 
 
-def _own(name: str, protocol: Protocol, folder: Path, _: Any) -> Any:
-    return outcomes.teachers_own(name, teachers.load_teacher(name, folder)[0], protocol)
+def lessons_at(out: Path, name: str) -> Path:
+    return out / f"lessons-{name}.safetensors"
 
 
-def _outcome(name: str, lesson: Lesson, method: str, protocol: Protocol, folder: Path, _: Any) -> Any:
-    practice, held_out = _recorded(name, protocol, folder)
-    teacher = teachers.load_teacher(name, folder)[0]
-    return outcomes.outcome(name, method, lesson, protocol, teacher, practice, held_out)
+@dataclass(frozen=True)
+class Place:
+    """Where a cell finds its teacher and what it showed."""
+
+    name: str
+    protocol: Protocol
+    teachers: Path
+    lessons: Path
+
+    @property
+    def teacher(self) -> Actor:
+        return teachers.load_teacher(self.name, self.teachers)[0]
+
+
+def _record(place: Place, _: Any) -> Any:
+    found = outcomes.recorded(place.teacher, place.name, place.protocol)
+    found.save(place.lessons)
+    return {"states": len(found.states), "episodes": int(found.episode.max()) + 1}
+
+
+def _own(place: Place, _: Any) -> Any:
+    return outcomes.teachers_own(place.name, place.teacher, place.protocol)
+
+
+def _outcome(place: Place, lesson: Lesson, method: str, _: Any) -> Any:
+    practice, held_out = _recorded(place.lessons, place.protocol.held_out)
+    return outcomes.outcome(place.name, method, lesson, place.protocol, place.teacher, practice, held_out)
 
 
 @lru_cache(maxsize=2)
-def _recorded(name: str, protocol: Protocol, folder: Path) -> tuple[Lessons, Lessons]:
-    """Once in a process: the same in each, for it depends on the teacher and seeds alone."""
-    return outcomes.recorded(teachers.load_teacher(name, folder)[0], name, protocol)
+def _recorded(path: Path, held_out: int) -> tuple[Lessons, Lessons]:
+    """Practice, and whole episodes held out: read once in a process."""
+    return Lessons.load(path).split(held_out)
