@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -48,18 +50,14 @@ def bandits(
     require("bandits", "report", "matplotlib", "scipy")
     from adpo.experiments.bandits import run
 
-    started = time.perf_counter()
-    console = Console(width=None if sys.stdout.isatty() else 160)
-    columns = (*Progress.get_default_columns()[:-1], TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("bandits", total=1.0)
-        order = run.Order(out, resume, workers or _cores(), lambda share: progress.update(task, completed=share))
+    watch = _Watch()
+    with watch.bar("bandits") as done:
+        order = run.Order(out, resume, workers or _cores(), done)
         path = run.tune(order) if tune else out / "results.json"
         results = None if tune else run.reproduce(preset.value, seeds, order)
     if results is not None:
-        run.show(results, console)
-    minutes, seconds = divmod(round(time.perf_counter() - started), 60)
-    console.print(f"Results: {path} (this run took {minutes} min {seconds} s, {order.workers} processes)")
+        run.show(results, watch.console)
+    watch.tell(f"Results: {path}", f", {order.workers} processes")
 
 
 class EfficiencyPreset(StrEnum):
@@ -86,17 +84,11 @@ def efficiency(
     from adpo.training.models import quiet
 
     quiet()
-    started = time.perf_counter()
-    console = Console(width=None if sys.stdout.isatty() else 160)
-    columns = (*Progress.get_default_columns()[:-1], TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("efficiency", total=1.0)
-        results = run.reproduce(
-            preset.value, out, resume, lambda share: progress.update(task, completed=share), minutes
-        )
-    run.show(results, console)
-    minutes, seconds = divmod(round(time.perf_counter() - started), 60)
-    console.print(f"Results: {out / 'results.json'} (this run took {minutes} min {seconds} s)")
+    watch = _Watch()
+    with watch.bar("efficiency") as done:
+        results = run.reproduce(preset.value, out, resume, done, minutes)
+    run.show(results, watch.console)
+    watch.tell(f"Results: {out / 'results.json'}")
 
 
 class DistillPreset(StrEnum):
@@ -143,28 +135,37 @@ def distill(
     from adpo.experiments.distill import run
     from adpo.experiments.distill import teachers as rooms
 
-    started = time.perf_counter()
-    console = Console(width=None if sys.stdout.isatty() else 180)
-    columns = (*Progress.get_default_columns()[:-1], TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("distill" if train_teacher is None else f"teacher of {train_teacher}", total=1.0)
-
-        def done(share: float) -> None:
-            progress.update(task, completed=share)
-
-        if train_teacher is not None:
-            card = rooms.train_teacher(train_teacher, out, resume, lambda now: done(now.share), minutes)
-            path = out / f"{train_teacher}.safetensors"
-        else:
-            order = run.Order(out, resume, workers or _cores(), done, teachers or rooms.SHIPPED)
-            results = run.reproduce(preset.value, tuple(env) if env else None, seeds, order, dagger)
-            path = out / "results.json"
+    watch = _Watch(width=180)
     if train_teacher is not None:
-        console.print(rooms.told(card), markup=False)
-    else:
-        run.show(results, console)
-    passed, seconds = divmod(round(time.perf_counter() - started), 60)
-    console.print(f"{'Teacher' if train_teacher else 'Results'}: {path} (this run took {passed} min {seconds} s)")
+        with watch.bar(f"teacher of {train_teacher}") as done:
+            card = rooms.train_teacher(train_teacher, out, resume, lambda now: done(now.share), minutes)
+        watch.console.print(rooms.told(card), markup=False)
+        watch.tell(f"Teacher: {out / train_teacher}.safetensors")
+        return
+    with watch.bar("distill") as done:
+        order = run.Order(out, resume, workers or _cores(), done, teachers or rooms.SHIPPED)
+        results = run.reproduce(preset.value, tuple(env) if env else None, seeds, order, dagger)
+    run.show(results, watch.console)
+    watch.tell(f"Results: {out / 'results.json'}")
+
+
+class _Watch:
+    """A bar while a command works, and how long it took."""
+
+    def __init__(self, width: int = 160) -> None:
+        self.started = time.perf_counter()
+        self.console = Console(width=None if sys.stdout.isatty() else width)
+
+    @contextmanager
+    def bar(self, name: str) -> Iterator[Callable[[float], None]]:
+        columns = (*Progress.get_default_columns()[:-1], TimeElapsedColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=self.console, transient=True) as progress:
+            task = progress.add_task(name, total=1.0)
+            yield lambda share: progress.update(task, completed=share)
+
+    def tell(self, what: str, more: str = "") -> None:
+        minutes, seconds = divmod(round(time.perf_counter() - self.started), 60)
+        self.console.print(f"{what} (this run took {minutes} min {seconds} s{more})")
 
 
 def _cores() -> int:
