@@ -160,7 +160,10 @@ def test_students_earn_what_they_earn_alone():
 
 
 SMALL = replace(
-    PRESETS["smoke"], environments=("Pendulum-v1",), base=Lesson(states=300, course=Course(steps=40, hidden=8))
+    PRESETS["smoke"],
+    environments=("Pendulum-v1",),
+    main=Lesson(states=300, course=Course(steps=40, hidden=8)),
+    beside=Lesson("beside", states=300, course=Course(steps=40, hidden=8)),
 )
 
 
@@ -186,7 +189,7 @@ def test_a_job_of_all_methods_resumes(tmp_path, monkeypatch):
     (tmp_path / "teachers").mkdir()
     save_actor(Actor(3, 1, 8), tmp_path / "teachers" / "Pendulum-v1.safetensors", {"steps": 0})
     tiny = replace(
-        SMALL, few_states=(), noises=(), small=(), base=replace(SMALL.base, course=Course(steps=32, hidden=4))
+        SMALL, few_states=(), noises=(), small=(), main=replace(SMALL.main, course=Course(steps=32, hidden=4))
     )
     monkeypatch.setitem(PRESETS, "smoke", tiny)
     order = run.Order(tmp_path / "out", teachers=tmp_path / "teachers")
@@ -219,7 +222,7 @@ def test_students_that_act_are_corrected():
     assert len(torch.unique(twice.episode)) == 2 * len(torch.unique(found.episode))
     protocol = replace(SMALL, dagger=1)
     practice, held_out = outcomes.recorded(teacher, "Pendulum-v1", protocol).split(protocol.held_out)
-    given = ("Pendulum-v1", "KD, closed form", SMALL.base)
+    given = ("Pendulum-v1", "KD, closed form", SMALL.main)
     one, two = (outcomes.outcome(*given, each, teacher, practice, held_out)["kl"] for each in (SMALL, protocol))
     assert one != two
 
@@ -232,7 +235,7 @@ def test_students_of_normalised_states_act_on_states_as_they_are():
 
 
 MAIN = Lesson(course=Course(steps=10))
-STUDY = Protocol(("E",), 3, 2, base=MAIN, few_states=(), few_steps=(), noises=(), shares_wrong=(), small=(8,))
+STUDY = Protocol(("E",), 3, 2, main=MAIN, few_states=(), few_steps=(), noises=(), shares_wrong=(), small=(8,))
 
 
 def outcome_of(kl, earned):

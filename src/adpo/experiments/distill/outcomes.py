@@ -37,7 +37,7 @@ def outcome(
 ) -> dict[str, Any]:
     """Of all seeds of a method."""
     given = practice.first(lesson.states).corrupted(lesson.noise, lesson.wrong, CORRUPTION_SEED)
-    main = lesson == protocol.base
+    main = lesson == protocol.main
     seeds = range(SEEDS_FROM, SEEDS_FROM + protocol.seeds)
     course = lesson.course
     weights = taught(methods()[method], course, given, seeds)

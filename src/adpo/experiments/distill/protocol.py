@@ -14,15 +14,10 @@ from typing import Any
 from adpo.experiments.distill.learning import Course
 from adpo.experiments.distill.methods import methods
 
-STANDARD = Course(steps=5000)
-COMPARED = (
-    "KD, candidates",
-    "KD, closed form",
-    "BC, likelihood",
-    "ADPO anchored target",
-    "ADPO anchored target EMA",
-)
-"""Methods of the studies around the main one, which has all."""
+THOROUGH = Course(steps=16_000, batch=256, hidden=256)
+QUICK = Course(steps=3000)
+COMPARED = ("KD, candidates", "KD, closed form", "ADPO anchored target", "ADPO anchored target EMA")
+"""Methods of the studies beside the main one, which has all."""
 SEEDS_FROM = 100
 """Of students; teachers have others."""
 
@@ -32,10 +27,10 @@ class Lesson:
     """What a study changes about the lessons and the student."""
 
     study: str = "main"
-    states: int = 20_000
+    states: int = 100_000
     noise: float = 0.0  # of the teacher's means, in its standard deviations
     wrong: float = 0.0  # share of states with the lesson of another
-    course: Course = STANDARD
+    course: Course = THOROUGH
 
     @property
     def name(self) -> str:
@@ -54,8 +49,10 @@ class Protocol:
     seeds: int = 10
     episodes: int = 20
     held_out: int = 4000  # states of other episodes, for distances
-    recorded: int = 104_000
-    base: Lesson = Lesson()
+    recorded: int = 106_000
+    main: Lesson = Lesson()
+    beside: Lesson = Lesson("beside", states=20_000, course=QUICK)
+    """What the other studies change one thing of: less of everything, as where a method has to show itself."""
     few_states: tuple[int, ...] = (100, 1000, 10_000, 100_000)
     few_steps: tuple[int, ...] = (30, 100, 300, 1000, 3000, 10_000, 30_000)
     noises: tuple[float, ...] = (1.0, 2.0)
@@ -65,9 +62,9 @@ class Protocol:
     dagger: int = 0  # rounds in which students act and the teacher says what it would have done
 
     def lessons(self) -> Iterator[Lesson]:
-        """The main study, and one change at a time around it."""
-        base = self.base
-        yield base
+        """The main study; then, one change at a time, what is beside it."""
+        base = self.beside
+        yield self.main
         for steps in self.few_steps:  # each with a schedule of its own
             yield replace(base, study="steps", course=replace(base.course, steps=steps))
         for states in self.few_states:
@@ -80,8 +77,8 @@ class Protocol:
             yield replace(base, study="small", course=replace(base.course, hidden=hidden))
 
     def methods(self, lesson: Lesson) -> tuple[str, ...]:
-        """All in the main study, those that are compared around it."""
-        return tuple(methods()) if lesson == self.base else COMPARED
+        """All in the main study, those that are compared beside it."""
+        return tuple(methods()) if lesson == self.main else COMPARED
 
     def described(self) -> dict[str, Any]:
         return asdict(self)
@@ -95,7 +92,8 @@ PRESETS = {
         episodes=2,
         held_out=400,
         recorded=1600,
-        base=Lesson(states=1000, course=Course(steps=100)),
+        main=Lesson(states=1000, course=Course(steps=100)),
+        beside=Lesson("beside", states=1000, course=Course(steps=100)),
         few_states=(100,),
         few_steps=(30, 100),
         noises=(),

@@ -83,8 +83,8 @@ def _filmed(name: str, protocol: Protocol, order: Order) -> str | None:
     """A student of the main study, taught once more: a strip of pictures, or what kept it from being drawn."""
     teacher = teachers.load_teacher(name, order.teachers)[0]
     practice, _ = _recorded(lessons_at(order.out, name), protocol.held_out)
-    course = protocol.base.course
-    student = taught(methods()[FILMED], course, practice.first(protocol.base.states), [SEEDS_FROM])
+    course = protocol.main.course
+    student = taught(methods()[FILMED], course, practice.first(protocol.main.states), [SEEDS_FROM])
     return film.strip(name, teacher, student, order.out / f"film-{name}.png", outcomes.EPISODE_SEED)
 
 
@@ -106,7 +106,7 @@ def cells_of(protocol: Protocol, order: Order) -> tuple[list[Cell], list[Cell]]:
     cells = [Cell(own_name(name), partial(_own, place), 0.5) for name, place in places.items()]
     for name, place in places.items():
         for lesson in protocol.lessons():
-            weight = 1.0 + lesson.course.steps / protocol.base.course.steps
+            weight = 2.0 + lesson.course.steps / 1000 + (10.0 if lesson == protocol.main else 0.0)
             cells += [
                 Cell(outcome_name(name, lesson, method), partial(_outcome, place, lesson, method), weight)
                 for method in protocol.methods(lesson)

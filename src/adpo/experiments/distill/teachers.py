@@ -12,14 +12,26 @@ import torch
 
 from adpo.experiments.distill import worlds
 from adpo.experiments.distill.actor import Actor, deterministic, load_actor, save_actor
+from adpo.experiments.distill.sac import Recipe
 from adpo.experiments.distill.training import Plan, Progress, Training, checkpoint_of
 from adpo.provenance import provenance
 
 SHIPPED = Path(__file__).parent / "shipped"
 PLANS = {
-    "HalfCheetah-v5": Plan("HalfCheetah-v5", steps=1_000_000, exam_every=50_000),
-    "Hopper-v5": Plan("Hopper-v5", steps=600_000, exam_every=25_000),
+    "HalfCheetah-v5": Plan(
+        "HalfCheetah-v5",
+        steps=1_000_000,
+        exam_every=25_000,
+        recipe=Recipe(smooth=True, actor_hidden=128, actor_decay=0.03, entropy_by_action=0.0),
+    ),
+    "Hopper-v5": Plan(
+        "Hopper-v5",
+        steps=500_000,
+        exam_every=25_000,
+        recipe=Recipe(smooth=True, actor_hidden=64, actor_decay=0.1, entropy_by_action=-0.5),
+    ),
 }
+"""Policies that can be copied: small, smooth and wide; soft actor-critic as it is gives jagged, narrow ones."""
 EXAM_SEED = 2 * 10**6
 """Of the episodes on the card: no training and no choice of a checkpoint has seen them."""
 
