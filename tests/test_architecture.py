@@ -87,7 +87,7 @@ MAY_USE = {  # besides torch: few, named files
     "experiments/distill/film.py": {"matplotlib"},
     "experiments/distill/run.py": {"rich"},
     "experiments/distill/tables.py": {"rich"},
-    "experiments/distill/lessons.py": {"numpy"},
+    "experiments/distill/lessons.py": {"numpy", "safetensors"},
     "experiments/distill/measures.py": {"numpy"},
     "experiments/distill/teachers.py": {"numpy"},
     "experiments/distill/training.py": {"numpy", "safetensors"},

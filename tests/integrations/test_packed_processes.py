@@ -107,13 +107,19 @@ def trained(kind, folder, reward, options):
         processing_class=tiny_lm.tokenizer(),
     )
     trainer.train()
-    return torch.cat([value.detach().reshape(-1).double() for value in trainer.model.parameters()])
+    return flat(trainer.model)
+
+
+def flat(model):
+    """All parameters, whole where they are sharded."""
+    whole = (value.full_tensor() if hasattr(value, "full_tensor") else value for value in model.parameters())
+    return torch.cat([value.detach().reshape(-1).double() for value in whole])
 
 
 def worker(folder):
     import torch.distributed as dist
 
-    start = torch.cat([value.detach().reshape(-1).double() for value in tiny_lm.model().parameters()])
+    start = flat(tiny_lm.model())
     for name, (plain, options, kind, more, reward) in CASES.items():
         expected = trained(plain, folder, reward, options)
         found = trained(kind, folder, reward, {**options, **more})

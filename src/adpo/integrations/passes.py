@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from adpo.exact import ScoreRows, WeighRows
 from adpo.lm.scorer import Scorer
@@ -32,6 +33,17 @@ def one_thread(device: torch.device) -> Iterator[None]:
     finally:
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
+
+
+@contextlib.contextmanager
+def then_sharded(model: nn.Module) -> Iterator[None]:
+    """For passes without a backward pass: parameters that FSDP gathered would outlive the next optimizer step."""
+    try:
+        yield
+    finally:
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
 
 
 class ByIndex(NamedTuple):

@@ -17,6 +17,7 @@ from adpo.integrations.forms import scorer_of
 from adpo.integrations.listwise import sources
 from adpo.integrations.listwise.collate import Batch, tokens
 from adpo.integrations.listwise.reference import Scores, fingerprint
+from adpo.integrations.passes import then_sharded
 from adpo.lm.passes import whole_groups
 from adpo.lm.preference_table import PreferenceTable
 from adpo.lm.scoring import Sequences
@@ -48,7 +49,7 @@ class Scoring(SafeCheckpoints, Trainer):  # type: ignore[misc]
         everything = tokens(batch)
         parts = self._parts(batch, self.args.completions_per_pass or SCORED_AT_ONCE)
         found = torch.empty(len(batch["rewards"]), dtype=torch.float64, device=batch["rewards"].device)
-        with self.accelerator.autocast():
+        with self.accelerator.autocast(), then_sharded(model):
             for part in parts:
                 found[part] = self._logp(model, everything.pick(part), reduction).double()
         return found

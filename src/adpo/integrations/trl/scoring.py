@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from adpo.integrations.forms import scorer_of
+from adpo.integrations.passes import then_sharded
 from adpo.integrations.trl.rows import Rows, split
 from adpo.integrations.trl.sampling import Sampling
 from adpo.lm.passes import Sizes
@@ -32,7 +33,8 @@ class Scoring(Sampling):
             return torch.zeros(0, dtype=torch.float64, device=self.accelerator.device)
         if not self.scorer.packs:
             size = self.args.per_device_train_batch_size
-            return torch.cat([self._logp(model, part) for part in split(rows, size)])
+            with then_sharded(model):
+                return torch.cat([self._logp(model, part) for part in split(rows, size)])
         count = len(rows["completion_ids"])
         found = torch.empty(count, dtype=torch.float64, device=rows["completion_ids"].device)
         for part in self._passes(rows):
