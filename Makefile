@@ -2,12 +2,15 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test check unit format bench clean
+.PHONY: run test test-verl check unit format bench clean
 
 run: .venv/.ready  ## environment + training of the embedded model: minutes
 	$(BIN)/adpo train
 
 test: check unit  ## environment + lint + types + tests
+
+test-verl: .venv-verl/.ready  ## an environment of its own: verl caps transformers below what the rest may use
+	cd tests/on_verl && ../../.venv-verl/bin/python -m pytest -q -c /dev/null --rootdir . -p no:cacheprovider
 
 check: .venv/.ready
 	$(BIN)/ruff check .
@@ -25,7 +28,7 @@ bench: .venv/.ready
 	$(BIN)/python -m adpo.bench core
 
 clean:
-	rm -rf .venv
+	rm -rf .venv .venv-verl
 
 # torch goes in first and alone: its exact pin keeps every later package from choosing another build.
 # pip runs from outside the environment, so a Python without ensurepip works as well.
@@ -33,4 +36,10 @@ clean:
 	$(PYTHON) -m venv --without-pip .venv
 	$(PYTHON) -m pip --python $(BIN)/python install --quiet -c constraints.txt pip torch==2.13.0
 	$(PYTHON) -m pip --python $(BIN)/python install --quiet -c constraints.txt -e '.[dev]'
+	touch $@
+
+.venv-verl/.ready: pyproject.toml constraints-verl.txt
+	$(PYTHON) -m venv --without-pip .venv-verl
+	$(PYTHON) -m pip --python .venv-verl/bin/python install --quiet -c constraints-verl.txt torch==2.13.0
+	$(PYTHON) -m pip --python .venv-verl/bin/python install --quiet -c constraints-verl.txt -e '.[verl]' pytest hypothesis
 	touch $@

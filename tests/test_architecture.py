@@ -69,7 +69,7 @@ MAY_IMPORT = {
     "bench": {"core", "lm", "bench", "__init__"},
     "extras": set(),
     "reproduce": {"experiments", "extras", "training"},
-    "cli": {"core", "experiments", "extras", "lm", "reproduce", "training", "__init__"},
+    "cli": {"core", "experiments", "extras", "integrations", "lm", "reproduce", "training", "__init__"},
     "__main__": {"cli"},
 }
 MAY_USE = {  # besides torch: few, named files
@@ -121,6 +121,12 @@ MAY_USE = {  # besides torch: few, named files
     "integrations/checkpoints.py": {"safetensors"},
     "integrations/epochs.py": {"transformers"},
     "integrations/trl/resume.py": {"safetensors", "trl"},
+    "integrations/verl/settings.py": {"verl"},
+    "integrations/verl/rows.py": {"tensordict", "verl"},
+    "integrations/verl/loss.py": {"numpy", "tensordict", "verl"},
+    "integrations/verl/worker.py": {"tensordict", "verl"},
+    "integrations/verl/trainer.py": {"verl"},
+    "integrations/verl/plugin.py": {"verl"},
     "integrations/trl/rollouts.py": {"accelerate"},
     "integrations/trl/online.py": {"transformers", "trl"},
     "integrations/state.py": {"safetensors"},
@@ -177,6 +183,8 @@ def test_import_adpo_costs_less_than_a_third_of_a_second():
 def test_docstring_examples_run(name):
     if name.startswith("adpo.integrations.trl"):
         pytest.importorskip("trl")
+    if name.startswith("adpo.integrations.verl.") and not name.endswith(".recipe"):
+        pytest.importorskip("verl")
     if name == "adpo.lm.head_kernels":
         pytest.importorskip("triton")
     results = doctest.testmod(importlib.import_module(name))

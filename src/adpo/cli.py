@@ -155,6 +155,20 @@ app.add_typer(reproduce, name="reproduce")
 
 
 @app.command()
+def verl_config(
+    model: Annotated[str, typer.Option(help="Name or folder.")] = "Qwen/Qwen3-1.7B",
+    train: Annotated[str, typer.Option(help="Parquet file of training prompts.")] = "math_train.parquet",
+    validation: Annotated[str, typer.Option(help="Parquet file of validation prompts.")] = "math_test.parquet",
+    nodes: Annotated[int, typer.Option(min=1, help="Machines.")] = 1,
+    gpus: Annotated[int, typer.Option(min=1, help="GPUs of a machine.")] = 8,
+) -> None:
+    """Print the paper's run as a command of verl's, for one machine or many."""
+    from adpo.integrations.verl import recipe
+
+    print(recipe.command(recipe.overrides(model, train, validation, nodes, gpus)))
+
+
+@app.command()
 def taxonomy() -> None:
     """Print the unified table of alignment methods, from the presets themselves."""
     table = Table("algorithm", "preset", "anchor", "target Q", "divergence D", "tau", "behaviour")

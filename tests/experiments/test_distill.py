@@ -234,6 +234,16 @@ def test_students_of_normalised_states_act_on_states_as_they_are():
     torch.testing.assert_close(found.mean, students.policy(weights, (states - shift) / scale).mean)
 
 
+def test_a_student_beyond_its_bounds_can_come_back():
+    weights = [value.requires_grad_() for value in students.initial(3, 1, 8, [0])]
+    with torch.no_grad():
+        weights[-1][..., -1] = 9.0
+    log_std = students.policy(weights, torch.randn(1, 5, 3)).log_std
+    assert (log_std > 2).all()
+    (slope,) = torch.autograd.grad(log_std.sum(), weights[-1])
+    assert slope[..., -1].item() > 0
+
+
 MAIN = Lesson(course=Course(steps=10))
 STUDY = Protocol(("E",), 3, 2, main=MAIN, few_states=(), few_steps=(), noises=(), shares_wrong=(), small=(8,))
 

@@ -14,7 +14,7 @@ from typing import Any
 from adpo.experiments.distill.learning import Course
 from adpo.experiments.distill.methods import methods
 
-THOROUGH = Course(steps=16_000, batch=256, hidden=256)
+THOROUGH = Course(steps=16_000, batch=256, hidden=256, learning_rate=2e-3)
 QUICK = Course(steps=3000)
 COMPARED = ("KD, candidates", "KD, closed form", "ADPO anchored target", "ADPO anchored target EMA")
 """Methods of the studies beside the main one, which has all."""

@@ -18,6 +18,8 @@ from adpo.experiments.distill.actor import Gaussian
 Weights = list[Tensor]
 """Matrices and biases in turn, each ``[runs, fan_in, fan_out]`` or ``[runs, 1, fan_out]``."""
 LOG_STD = (-5.0, 2.0)
+LEAK = 0.1
+"""Slope beyond these bounds: a student that was thrown there comes back."""
 
 
 def initial(states: int, actions: int, hidden: int, seeds: Sequence[int]) -> Weights:
@@ -41,7 +43,8 @@ def policy(weights: Weights, states: Tensor) -> Gaussian:
     for matrix, bias in zip(weights[0:-2:2], weights[1:-2:2], strict=True):
         hidden = torch.tanh(torch.baddbmm(bias, hidden, matrix))
     mean, log_std = torch.baddbmm(weights[-1], hidden, weights[-2]).chunk(2, -1)
-    return Gaussian(mean, log_std.clamp(*LOG_STD))
+    inside = log_std.clamp(*LOG_STD)
+    return Gaussian(mean, inside + LEAK * (log_std - inside))
 
 
 def on_raw_states(weights: Weights, shift: Tensor, scale: Tensor) -> Weights:

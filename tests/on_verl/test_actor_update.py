@@ -1,0 +1,223 @@
+"""verl's actor update against `adpo.exact` on the same rows: parameters after four steps, however split."""
+
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import tiny
+import torch
+from tensordict import TensorDict
+
+import adpo
+from adpo import exact
+
+GROUPS, MEMBERS, EPOCHS, MINI_BATCHES = 4, 3, 2, 2
+RATE = 0.05
+CASES = {
+    "plackett_luce": {"target": "plackett_luce", "tau": 0.8},
+    "boltzmann, mean": {"target": "boltzmann", "logp_reduction": "mean", "tau": 0.1},
+    "reverse, fixed": {"divergence": "reverse_kl", "anchor": "fixed"},
+}
+
+
+def made_up(seed=0):
+    """Prompts, responses of other lengths and rewards; the last group has nothing to say."""
+    draw = torch.Generator().manual_seed(seed)
+
+    def tokens(low, high):
+        size = int(torch.randint(low, high + 1, (), generator=draw))
+        return torch.randint(5, 100, (size,), generator=draw)
+
+    prompts = [prompt for prompt in [tokens(2, 6) for _ in range(GROUPS)] for _ in range(MEMBERS)]
+    responses = [tokens(1, 7) for _ in prompts]
+    rewards = torch.randn(GROUPS, MEMBERS, generator=draw).round(decimals=1)
+    rewards[-1] = 1.0
+    return prompts, responses, rewards.flatten(), torch.arange(GROUPS).repeat_interleave(MEMBERS)
+
+
+def logp_of(model, prompt, response, reduction="sum", tokens=False):
+    logits = model(torch.cat([prompt, response])[None]).logits[0, len(prompt) - 1 : -1]
+    found = logits.log_softmax(-1).gather(1, response[:, None]).squeeze(1)
+    return found if tokens else found.sum() if reduction == "sum" else found.mean()
+
+
+def expected(settings):
+    """Plain transformers, and `adpo.exact.backward` on whole mini-batches."""
+    model, other = tiny.model(), tiny.model(seed=1)
+    prompts, responses, rewards, groups = made_up()
+    reduction = settings.logp_reduction
+    with torch.no_grad():
+        judged = other if settings.anchor == "fixed" else model
+        anchor = torch.stack([logp_of(judged, *pair, reduction) for pair in zip(prompts, responses, strict=True)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    size = GROUPS // MINI_BATCHES
+    for _ in range(EPOCHS):
+        for first in range(0, GROUPS, size):
+            rows = ((groups >= first) & (groups < first + size)).nonzero().squeeze(1)
+
+            def score(chosen, rows=rows):
+                return torch.stack(
+                    [logp_of(model, prompts[i], responses[i], reduction) for i in rows[chosen].tolist()]
+                )
+
+            optimizer.zero_grad()
+            exact.backward(
+                settings.objective(),
+                score,
+                [torch.arange(len(rows))],
+                groups[rows],
+                anchor[rows].double(),
+                rewards=rewards[rows].double(),
+            )
+            optimizer.step()
+    return model
+
+
+def batch_of(rank, ranks, shuffled):
+    """What a rank of verl is given: its share of every mini-batch, groups cut between the ranks."""
+    prompts, responses, rewards, groups = made_up()
+    model, other = tiny.model(), tiny.model(seed=1)
+    mine = []
+    for part in torch.arange(len(groups)).chunk(MINI_BATCHES):
+        order = part[torch.randperm(len(part), generator=torch.Generator().manual_seed(3))] if shuffled else part
+        mine += order[rank::ranks].tolist()
+
+    def nested(values):
+        return torch.nested.as_nested_tensor(list(values), layout=torch.jagged)
+
+    with torch.no_grad():
+        scores = {
+            name: nested(logp_of(judge, prompts[i], responses[i], tokens=True) for i in mine)
+            for name, judge in (("old_log_probs", model), ("ref_log_prob", other))
+        }
+    whole = [torch.cat([prompts[i], responses[i]]) for i in mine]
+    data = TensorDict(
+        {
+            "input_ids": nested(whole),
+            "position_ids": nested(torch.arange(len(row)) for row in whole),
+            "prompts": nested(prompts[i] for i in mine),
+            "responses": nested(responses[i] for i in mine),
+            "response_mask": nested(torch.ones(len(responses[i]), dtype=torch.int64) for i in mine),
+            "loss_mask": nested(torch.ones(len(responses[i]), dtype=torch.int64) for i in mine),
+            "returns": nested(rewards[i].expand(len(responses[i])).clone() for i in mine),
+            **scores,
+        },
+        batch_size=len(mine),
+    )
+    from verl.utils import tensordict_utils as tu
+
+    data["uid"] = [f"group {groups[i]}" for i in mine]
+    tu.assign_non_tensor(
+        data,
+        temperature=1.0,
+        calculate_entropy=False,
+        global_batch_size=len(groups) // MINI_BATCHES,
+        mini_batch_size=len(groups) // MINI_BATCHES,
+        epochs=EPOCHS,
+    )
+    return data
+
+
+def worker_of(folder, settings):
+    from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
+    from verl.workers.config.engine import TrainingWorkerConfig
+    from verl.workers.utils.losses import ppo_loss
+
+    from adpo.integrations.verl.worker import ADPOTrainingWorker
+
+    model = HFModelConfig(
+        path=str(folder),
+        use_remove_padding=False,
+        enable_gradient_checkpointing=False,
+        override_config={"attn_implementation": "sdpa"},
+    )
+    engine = FSDPEngineConfig(
+        strategy="fsdp2",
+        dtype="float32",
+        mixed_precision={"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"},
+        use_torch_compile=False,
+        use_dynamic_bsz=False,
+        micro_batch_size_per_gpu=1,
+        infer_micro_batch_size_per_gpu=1,
+    )
+    optimizer = FSDPOptimizerConfig(
+        optimizer="SGD", lr=RATE, weight_decay=0.0, clip_grad=1e9, total_training_steps=10, lr_warmup_steps=0
+    )
+    made = ADPOTrainingWorker(
+        TrainingWorkerConfig(
+            model_type="language_model", model_config=model, engine_config=engine, optimizer_config=optimizer
+        )
+    )
+    made.reset()
+    made.set_loss_fn(partial(ppo_loss, config=SimpleNamespace(policy_loss=settings)))
+    return made
+
+
+def worker(folder):
+    import cpu_platform  # noqa: F401  gives gloo in place of what verl asks for
+
+    from adpo.integrations.verl.settings import ADPOPolicyLoss
+
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    wanted = {name: ADPOPolicyLoss(**options) for name, options in CASES.items()}
+    alone = {name: expected(settings) for name, settings in wanted.items()}  # before the ranks know of each other
+    for name, settings in wanted.items():
+        made = worker_of(folder, settings)
+        output = made.train_mini_batch(batch_of(rank, ranks, shuffled=True))
+        metrics = output["metrics"]
+        found = {key: value.full_tensor() for key, value in made.engine.module.named_parameters()}
+        start = dict(tiny.model().named_parameters())
+        off, moved = 0.0, 0.0
+        for key, value in alone[name].named_parameters():
+            off = max(off, float((found[key] - value).abs().max()))
+            moved = max(moved, float((start[key] - value).abs().max()))
+        assert moved > 1e-3, f"{name}: nothing was learnt"
+        assert off < 2e-6, f"{name}: off by {off}, moved by {moved}"
+        assert metrics["adpo/scored"] == [0.0, 1.0, 1.0, 1.0]
+        if settings.target == "plackett_luce":  # to others a group of ties still says: back to the anchor
+            assert metrics["adpo/rows_left_out"][1] > 0.3
+        print(f"alike: {name};", flush=True)  # noqa: T201
+    cut = batch_of(rank, ranks, shuffled=False)
+    cut["uid"] = ["one group"] * len(cut)  # over both mini-batches
+    made = worker_of(folder, ADPOPolicyLoss())
+    with pytest.raises(ValueError, match="a mini-batch cuts"):
+        made.train_mini_batch(cut)
+    print("cut groups are refused;", flush=True)  # noqa: T201
+    os._exit(0)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_parameters(tmp_path, ranks):
+    tiny.save(tmp_path)
+    here = Path(__file__).parent
+    paths = [str(here), str(Path(adpo.__file__).parent.parent)]
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"),
+            *(str(Path(__file__)), str(tmp_path)),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(paths),
+            "OMP_NUM_THREADS": "1",
+            "VERL_PLATFORM": "cpu",
+            "VERL_ENGINE_DEVICE": "cuda",
+            "VERL_USE_EXTERNAL_MODULES": "cpu_platform",
+            "HF_HUB_OFFLINE": "1",
+        },
+    )
+    for name in CASES:
+        assert done.stdout.count(f"alike: {name};") == ranks, done.stderr[-3000:]
+    assert done.stdout.count("cut groups are refused;") == ranks, done.stderr[-3000:]
+
+
+if __name__ == "__main__":
+    worker(Path(sys.argv[1]))

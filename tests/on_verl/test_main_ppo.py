@@ -1,0 +1,100 @@
+"""verl's own command, unmodified, from end to end: Ray, two workers, rollouts, two steps."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas
+import tiny
+
+import adpo
+from adpo.integrations.verl.recipe import POLICY_LOSS
+
+REWARD = """
+def compute_score(data_source, solution_str, ground_truth, extra_info=None, **_):
+    return sum(letter.isdigit() for letter in solution_str) / max(len(solution_str), 1)
+"""
+ARGUMENTS = """
+algorithm.adv_estimator=adpo
+trainer.v1.trainer_mode=adpo_sync
+data.train_files={folder}/train.parquet data.val_files={folder}/train.parquet
+data.train_batch_size=4 data.max_prompt_length=48 data.max_response_length=12 data.dataloader_num_workers=0
+actor_rollout_ref.model.path={folder}/model actor_rollout_ref.model.use_remove_padding=False
+actor_rollout_ref.model.enable_gradient_checkpointing=False
++actor_rollout_ref.model.override_config.attn_implementation=sdpa
+actor_rollout_ref.actor.ppo_mini_batch_size=2 actor_rollout_ref.actor.ppo_epochs=2
+actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2 actor_rollout_ref.actor.optim.lr=1e-3
+actor_rollout_ref.actor.use_torch_compile=False actor_rollout_ref.actor.strategy=fsdp2
+actor_rollout_ref.actor.fsdp_config.model_dtype=fp32 actor_rollout_ref.actor.fsdp_config.dtype=float32
+actor_rollout_ref.rollout.name=hf actor_rollout_ref.rollout.n=4 actor_rollout_ref.rollout.load_format=auto
+actor_rollout_ref.rollout.tensor_model_parallel_size=1 actor_rollout_ref.rollout.agent.num_workers=1
+actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4
+reward.custom_reward_function.path={folder}/reward.py reward.custom_reward_function.name=compute_score
+reward.num_workers=1
+trainer.device=cpu trainer.n_gpus_per_node=2 trainer.nnodes=1 trainer.logger=["console"]
+trainer.val_before_train=False trainer.test_freq=-1 trainer.save_freq=-1
+trainer.total_training_steps=2 trainer.total_epochs=1 trainer.resume_mode=disable
+ray_kwargs.ray_init.num_cpus=24 +ray_kwargs.ray_init.resources={{NPU:4}}
++ray_kwargs.ray_init.include_dashboard=False
+transfer_queue.enable=True transfer_queue.backend.SimpleStorage.num_data_storage_units=1
+"""
+
+
+def verl(folder, *more):
+    tiny.save(folder / "model")
+    (folder / "reward.py").write_text(REWARD)
+    rows = [
+        {
+            "data_source": "digits",
+            "prompt": [{"role": "user", "content": f"{number}+{number + 1}="}],
+            "ability": "math",
+            "reward_model": {"style": "rule", "ground_truth": str(2 * number + 1)},
+            "extra_info": {"index": number},
+        }
+        for number in range(8)
+    ]
+    pandas.DataFrame(rows).to_parquet(folder / "train.parquet")
+    loss = [
+        f"{POLICY_LOSS}._target_=adpo.integrations.verl.settings.ADPOPolicyLoss",
+        f"{POLICY_LOSS}.loss_mode=adpo",
+    ]
+    paths = [str(Path(__file__).parent), str(Path(adpo.__file__).parent.parent)]
+    return subprocess.run(
+        [sys.executable, "-m", "verl.trainer.main_ppo", *ARGUMENTS.format(folder=folder).split(), *loss, *more],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(paths),
+            "VERL_PLATFORM": "cpu",
+            "VERL_ENGINE_DEVICE": "cuda",
+            "VERL_USE_EXTERNAL_MODULES": "cpu_platform,adpo.integrations.verl.plugin",
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",
+            "RAY_DEDUP_LOGS": "0",
+        },
+    )
+
+
+def test_two_steps_on_two_workers(tmp_path):
+    done = verl(tmp_path, f"+{POLICY_LOSS}.target=plackett_luce", f"+{POLICY_LOSS}.tau_schedule=hybrid")
+    assert done.returncode == 0, done.stderr[-3000:]
+    for step in (1, 2):
+        line = next(line for line in done.stdout.splitlines() if f"step:{step} " in line)
+        told = {key: float(value) for key, value in re.findall(r"actor/adpo/(\w+):([-\d.e]+)", line)}
+        assert told["scored"] == 0.75  # of four optimizer steps the first is at the anchor
+        assert told["anchor_kl"] > 0
+        assert 0.1 <= told["tau"] <= 10
+
+
+def test_a_mistake_ends_it_before_the_first_rollout(tmp_path):
+    done = verl(tmp_path, f"+{POLICY_LOSS}.target=bolzmann")
+    assert done.returncode != 0
+    said = done.stdout + done.stderr
+    assert "did you mean boltzmann?" in said
+    assert "step:1 " not in said
