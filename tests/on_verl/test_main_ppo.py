@@ -73,7 +73,7 @@ def verl(folder, *more):
             "PYTHONPATH": os.pathsep.join(paths),
             "VERL_PLATFORM": "cpu",
             "VERL_ENGINE_DEVICE": "cuda",
-            "VERL_USE_EXTERNAL_MODULES": "cpu_platform,adpo.integrations.verl.plugin",
+            "VERL_USE_EXTERNAL_MODULES": "cpu_platform",  # adpo comes by its entry point
             "HF_HUB_OFFLINE": "1",
             "OMP_NUM_THREADS": "1",
             "RAY_DEDUP_LOGS": "0",

@@ -37,7 +37,7 @@ WRONG = {
     "shuffle must be false": {"actor_rollout_ref.actor.shuffle": "true"},
     "entropy_coeff must be 0": {"actor_rollout_ref.actor.entropy_coeff": "0.01"},
     "use_kl_loss must be false": {"actor_rollout_ref.actor.use_kl_loss": "true"},
-    "tau_schedule is constant or hybrid": {f"+{LOSS}.tau_schedule": "auto"},
+    "tau_schedule is constant, guarded or hybrid": {f"+{LOSS}.tau_schedule": "auto"},
     "_target_ must be": {f"{LOSS}._target_": "verl.workers.config.PolicyLossConfig"},
 }
 

@@ -34,8 +34,8 @@ class ADPOPolicyLoss(Coordinates, PolicyLossConfig):  # type: ignore[misc]
                 "use on_policy or fixed"
             )
         self.check_coordinates()
-        if self.tau_schedule not in ("constant", "hybrid"):
-            raise ValueError(f"on verl tau_schedule is constant or hybrid; got {self.tau_schedule!r}")
+        if self.tau_schedule == "auto":
+            raise ValueError("on verl tau_schedule is constant, guarded or hybrid; got 'auto'")
         if self.nll_weight:
             raise ValueError(f"nll_weight is not possible on verl; got {self.nll_weight}")
 
