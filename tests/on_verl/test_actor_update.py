@@ -78,13 +78,16 @@ def expected(settings):
 
 
 def batch_of(rank, ranks, shuffled):
-    """What a rank of verl is given: its share of every mini-batch, groups cut between the ranks."""
+    """What a rank of verl is given: its share of every mini-batch, groups cut between the ranks, and filling."""
     prompts, responses, rewards, groups = made_up()
+    filling = len(groups)  # the row that verl fills up with
+    prompts, responses = [*prompts, torch.tensor([5])], [*responses, torch.tensor([1])]
+    rewards = torch.cat([rewards, torch.zeros(1)])
     model, other = tiny.model(), tiny.model(seed=1)
     mine = []
     for part in torch.arange(len(groups)).chunk(MINI_BATCHES):
         order = part[torch.randperm(len(part), generator=torch.Generator().manual_seed(3))] if shuffled else part
-        mine += order[rank::ranks].tolist()
+        mine += [*order[rank::ranks].tolist(), filling]
 
     def nested(values):
         return torch.nested.as_nested_tensor(list(values), layout=torch.jagged)
@@ -94,6 +97,7 @@ def batch_of(rank, ranks, shuffled):
             name: nested(logp_of(judge, prompts[i], responses[i], tokens=True) for i in mine)
             for name, judge in (("old_log_probs", model), ("ref_log_prob", other))
         }
+    masks = [torch.full((len(responses[i]),), int(i != filling)) for i in mine]
     whole = [torch.cat([prompts[i], responses[i]]) for i in mine]
     data = TensorDict(
         {
@@ -101,8 +105,8 @@ def batch_of(rank, ranks, shuffled):
             "position_ids": nested(torch.arange(len(row)) for row in whole),
             "prompts": nested(prompts[i] for i in mine),
             "responses": nested(responses[i] for i in mine),
-            "response_mask": nested(torch.ones(len(responses[i]), dtype=torch.int64) for i in mine),
-            "loss_mask": nested(torch.ones(len(responses[i]), dtype=torch.int64) for i in mine),
+            "response_mask": nested(masks),
+            "loss_mask": nested(masks),
             "returns": nested(rewards[i].expand(len(responses[i])).clone() for i in mine),
             **scores,
         },
@@ -110,14 +114,15 @@ def batch_of(rank, ranks, shuffled):
     )
     from verl.utils import tensordict_utils as tu
 
-    data["uid"] = [f"group {groups[i]}" for i in mine]
+    data["uid"] = ["filling" if i == filling else f"group {groups[i]}" for i in mine]
     tu.assign_non_tensor(
         data,
         temperature=1.0,
         calculate_entropy=False,
-        global_batch_size=len(groups) // MINI_BATCHES,
-        mini_batch_size=len(groups) // MINI_BATCHES,
+        global_batch_size=len(groups) // MINI_BATCHES + ranks,
+        mini_batch_size=len(groups) // MINI_BATCHES + ranks,
         epochs=EPOCHS,
+        adpo_current=True,
     )
     return data
 

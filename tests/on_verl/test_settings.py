@@ -1,5 +1,7 @@
 """What a user may say in verl's config, and what is refused before anything starts."""
 
+import itertools
+
 import pytest
 from hydra import compose, initialize_config_module
 from hypothesis import given
@@ -8,7 +10,7 @@ from verl.trainer.ppo import core_algos
 
 from adpo.integrations.verl import plugin, recipe  # noqa: F401  (the plug-in registers)
 from adpo.integrations.verl.settings import check
-from adpo.integrations.verl.trainer import dealt
+from adpo.integrations.verl.trainer import dealt, filled
 
 PAPER = recipe.overrides("Qwen/Qwen3-1.7B", "train.parquet", "test.parquet", nodes=2)
 
@@ -38,6 +40,11 @@ WRONG = {
     "entropy_coeff must be 0": {"actor_rollout_ref.actor.entropy_coeff": "0.01"},
     "use_kl_loss must be false": {"actor_rollout_ref.actor.use_kl_loss": "true"},
     "tau_schedule is constant, guarded or hybrid": {f"+{LOSS}.tau_schedule": "auto"},
+    "strategy must be fsdp": {"actor_rollout_ref.actor.strategy": "veomni"},
+    "cannot be divided by 16 ranks": {"actor_rollout_ref.actor.ppo_mini_batch_size": "3"},
+    "rollout_correction must be off": {"algorithm.rollout_correction.bypass_mode": "true"},
+    "nll_weight means nothing": {f"+{LOSS}.nll_weight": "0.1"},
+    "got 'auto'": {f"+{LOSS}.tau": "auto"},
     "_target_ must be": {f"{LOSS}._target_": "verl.workers.config.PolicyLossConfig"},
 }
 
@@ -55,17 +62,26 @@ def test_a_fixed_anchor_has_a_reference():
 
 @given(st.data())
 def test_every_mini_batch_holds_its_groups_whole(data):
-    ranks, members, per_batch, batches = (data.draw(st.integers(1, 4)) for _ in range(4))
-    per_batch *= ranks
-    names = [f"g{number}" for number in range(per_batch * batches) for _ in range(members)]
-    names = data.draw(st.permutations(names))
-    work = data.draw(st.lists(st.integers(1, 99), min_size=len(names), max_size=len(names)))
-    size = per_batch * members
-    shares = dealt(names, work, size, ranks)
-    assert sorted(row for share in shares for row in share) == list(range(len(names)))
-    assert {len(share) for share in shares} == {len(names) // ranks}
-    for number in range(batches):
-        step = size // ranks
-        rows = [row for share in shares for row in share[number * step : (number + 1) * step]]
+    ranks = data.draw(st.integers(1, 4))
+    size = ranks * data.draw(st.integers(2, 6))
+    sizes = data.draw(st.lists(st.integers(1, size), min_size=1, max_size=9))  # some lost members on the way
+    names = data.draw(st.permutations([f"g{group}" for group, count in enumerate(sizes) for _ in range(count)]))
+    bins = filled(names, size)
+    assert sorted(row for rows in bins for row in rows) == list(range(len(names)))
+    for rows in bins:
         inside = [names[row] for row in rows]
-        assert all(inside.count(name) == members for name in inside)
+        assert 0 < len(rows) <= size
+        assert all(inside.count(name) == names.count(name) for name in inside)
+    spare = iter(range(len(names), len(bins) * size))
+    bins = [[*rows, *itertools.islice(spare, size - len(rows))] for rows in bins]
+    work = data.draw(st.lists(st.integers(1, 99), min_size=len(bins) * size, max_size=len(bins) * size))
+    shares = dealt(bins, work, ranks)
+    step = size // ranks
+    for number, rows in enumerate(bins):
+        parts = [share[number * step : (number + 1) * step] for share in shares]
+        assert sorted(row for part in parts for row in part) == sorted(rows)
+
+
+def test_a_group_that_is_too_large():
+    with pytest.raises(ValueError, match="does not fit into a mini-batch of 2"):
+        filled(["a", "a", "a"], 2)

@@ -13,14 +13,19 @@ from verl.workers.utils.padding import no_padding_2_padding
 
 
 def padded(data: TensorDict, name: str) -> Tensor:
-    """``[rows, longest response]``."""
+    """``[rows, longest response]``, where the batch is."""
     found: Tensor = data.select(name).to_padded_tensor()[name]
     return found
 
 
+def on_host(data: TensorDict, name: str) -> Tensor:
+    """The same on the CPU, where the tables are put together."""
+    return padded(data, name).cpu()
+
+
 def reduced(token_logp: Tensor, mask: Tensor, reduction: str) -> Tensor:
     """Sum or mean over the tokens of a response, ``[rows]``."""
-    mask = mask.to(token_logp.dtype)
+    mask = mask.to(token_logp)
     total = (token_logp[:, : mask.shape[1]] * mask[:, : token_logp.shape[1]]).sum(-1)
     return total if reduction == "sum" else total / mask.sum(-1).clamp(min=1)
 
@@ -38,9 +43,9 @@ def groups(data: TensorDict) -> Tensor:
 
 def rewards(data: TensorDict) -> Tensor:
     """The estimator writes a row's reward on all its tokens."""
-    return padded(data, "returns")[:, 0].double()
+    return on_host(data, "returns")[:, 0].double()
 
 
 def real(data: TensorDict) -> Tensor:
     """verl fills batches up with rows that have no tokens to learn from."""
-    return padded(data, "response_mask").sum(-1) > 0
+    return on_host(data, "response_mask").sum(-1) > 0

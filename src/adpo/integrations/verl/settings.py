@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from verl.workers.config.actor import PolicyLossConfig
@@ -13,6 +13,10 @@ from adpo.integrations.coordinates import Coordinates
 NAME = "adpo"
 """Of the policy loss and of the advantage estimator."""
 TRAINER = "adpo_sync"
+CURRENT = "adpo_current"
+"""A batch's word that its ``old_log_probs`` are of the weights as they are."""
+UNUSED = ("anchor_decay", "anchor_every", "disable_dropout", "max_refused_steps", "nll_weight")
+"""Coordinates that mean nothing here."""
 OWN = ("_target_", "rollout_correction")  # of what stands beside the coordinates
 
 
@@ -33,11 +37,12 @@ class ADPOPolicyLoss(Coordinates, PolicyLossConfig):  # type: ignore[misc]
                 "anchor ema is not possible on verl: its workers keep no second copy of the weights; "
                 "use on_policy or fixed"
             )
-        self.check_coordinates()
-        if self.tau_schedule == "auto":
+        if "auto" in (self.tau_schedule, str(self.tau)):
             raise ValueError("on verl tau_schedule is constant, guarded or hybrid; got 'auto'")
-        if self.nll_weight:
-            raise ValueError(f"nll_weight is not possible on verl; got {self.nll_weight}")
+        self.check_coordinates()
+        for one in fields(self):
+            if one.name in UNUSED and getattr(self, one.name) != one.default:
+                raise ValueError(f"{one.name} means nothing on verl: leave it out")
 
 
 def check(config: Any) -> None:
@@ -52,19 +57,29 @@ def check(config: Any) -> None:
         )
     policy_loss = ADPOPolicyLoss(**given)
     fixed = policy_loss.anchor == "fixed"
-    correction = config.algorithm.get("rollout_correction", None)
+    correction = config.algorithm.get("rollout_correction", None) or {}
+    parallel = actor.get("fsdp_config", {}).get("ulysses_sequence_parallel_size", 1) or 1
+    ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node // parallel
+    rows = actor.ppo_mini_batch_size * rollout.n
+    micro = 1 if actor.use_dynamic_bsz else actor.ppo_micro_batch_size_per_gpu or 1
     wrong = {
         f"algorithm.adv_estimator must be {NAME}": config.algorithm.adv_estimator != NAME,
+        f"actor.strategy must be fsdp or fsdp2; got {actor.strategy}": actor.strategy not in ("fsdp", "fsdp2"),
         "rollout.n must be at least 2: a group of one has nothing to compare": rollout.n < 2,
+        f"a mini-batch of {rows} rows cannot be divided by {ranks} ranks with micro-batches of {micro}": rows
+        % (ranks * micro)
+        != 0,
         "actor.shuffle must be false: it would cut groups": actor.shuffle,
         "actor.entropy_coeff must be 0": actor.entropy_coeff != 0,
         "algorithm.use_kl_in_reward must be false: the anchor takes its place": config.algorithm.use_kl_in_reward,
         "anchor fixed needs actor.use_kl_loss=true (verl then keeps a reference) and kl_loss_coef=0": fixed
         and not (actor.use_kl_loss and actor.kl_loss_coef == 0),
         "actor.use_kl_loss must be false with the on_policy anchor": not fixed and actor.use_kl_loss,
-        "algorithm.rollout_correction.bypass_mode must be false: the trained model scores its anchor": bool(
-            correction and correction.get("bypass_mode", False)
+        "algorithm.rollout_correction must be off: the trained model scores its anchor": bool(
+            correction.get("bypass_mode") or correction.get("rollout_is") or correction.get("rollout_rs")
         ),
+        "critic.enable must not be true: there is no critic": config.critic.get("enable") is True,
+        "distillation.enabled must be false": bool((config.get("distillation") or {}).get("enabled")),
     }
     for what, is_so in wrong.items():
         if is_so:

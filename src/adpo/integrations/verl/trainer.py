@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions, log_seqlen_unbalance
 
-from adpo.integrations.verl.settings import TRAINER, check
+from adpo.integrations.verl.settings import CURRENT, TRAINER, check
 
 
 @register_trainer(TRAINER)
@@ -25,6 +26,10 @@ class ADPOTrainerSync(PPOTrainerSync):  # type: ignore[misc]
         self.trainer_mode = "sync"  # of which this is one
         return super()._build_replay_buffer()
 
+    def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        batch.extra_info[CURRENT] = True  # verl has just scored it, with these weights
+        return super()._update_actor(batch, metrics)
+
     def _balance_batch(
         self, batch: Any, metrics: dict[str, Any], logging_prefix: str = "global_seqlen", **_: Any
     ) -> Any:
@@ -33,12 +38,18 @@ class ADPOTrainerSync(PPOTrainerSync):  # type: ignore[misc]
         if "actor" not in workers._dispatch_info:
             workers._dispatch_info["actor"] = workers._query_dispatch_info("actor")
         ranks = max(workers._dispatch_info["actor"]) + 1
-        batch = upsample_batch_to_divisible_size(
-            batch, self._get_required_batch_multiple(ranks), self.tokenizer.eos_token_id
-        )
-        lengths = torch.tensor([tag["seq_len"] for tag in batch.tags], dtype=torch.int64)
         size = self.config.actor_rollout_ref.actor.ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n
-        shares = dealt([key.rsplit("_", 2)[0] for key in batch.keys], calculate_workload(lengths), size, ranks)
+        names = [key.rsplit("_", 2) for key in batch.keys]
+        if len({(name[0], name[1]) for name in names}) < len(names):
+            raise ValueError(
+                "a completion in several parts (an agent's turns) is not a member of a group: give one each"
+            )
+        bins = filled([name[0] for name in names], size)
+        batch = upsample_batch_to_divisible_size(batch, len(bins) * size, self.tokenizer.eos_token_id)
+        spare = iter(range(len(names), len(batch)))  # verl appends rows that say nothing
+        bins = [[*rows, *itertools.islice(spare, size - len(rows))] for rows in bins]
+        lengths = torch.tensor([tag["seq_len"] for tag in batch.tags], dtype=torch.int64)
+        shares = dealt(bins, calculate_workload(lengths), ranks)
         batch.reorder([row for share in shares for row in share])
         metrics.update(
             log_seqlen_unbalance(seqlen_list=lengths.tolist(), partitions=shares, prefix=logging_prefix)
@@ -46,17 +57,27 @@ class ADPOTrainerSync(PPOTrainerSync):  # type: ignore[misc]
         return batch
 
 
-def dealt(groups: list[str], work: Any, size: int, ranks: int) -> list[list[int]]:
-    """Rows of each rank: mini-batch after mini-batch of ``size`` rows, each of whole groups, divided evenly."""
+def filled(groups: list[str], size: int) -> list[list[int]]:
+    """Mini-batches of at most ``size`` rows, each of whole groups, which need not be of one size."""
     members: dict[str, list[int]] = {}
     for row, group in enumerate(groups):
         members.setdefault(group, []).append(row)
-    order = [row for rows in members.values() for row in rows]
+    bins: list[list[int]] = [[]]
+    for rows in members.values():
+        if len(rows) > size:
+            raise ValueError(f"a group of {len(rows)} completions does not fit into a mini-batch of {size}")
+        if len(bins[-1]) + len(rows) > size:
+            bins.append([])
+        bins[-1] += rows
+    return bins
+
+
+def dealt(bins: list[list[int]], work: Any, ranks: int) -> list[list[int]]:
+    """Rows of each rank, mini-batch after mini-batch: as many each, and as much work as can be."""
     shares: list[list[int]] = [[] for _ in range(ranks)]
-    for start in range(0, len(order), size):
-        part = order[start : start + size]
-        weights = [int(work[row]) for row in part]
+    for rows in bins:
+        weights = [int(work[row]) for row in rows]
         parts = get_seqlen_balanced_partitions(weights, k_partitions=ranks, equal_size=True)
         for share, places in zip(shares, parts, strict=True):
-            share += [part[place] for place in places]
+            share += [rows[place] for place in places]
     return shares

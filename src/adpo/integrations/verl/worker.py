@@ -16,7 +16,7 @@ from adpo import exact
 from adpo.integrations.passes import then_sharded
 from adpo.integrations.verl import rows
 from adpo.integrations.verl.loss import WEIGHT, weighted_logp
-from adpo.integrations.verl.settings import ADPOPolicyLoss
+from adpo.integrations.verl.settings import CURRENT, ADPOPolicyLoss
 
 KEYS = ("use_dynamic_bsz", "max_token_len_per_gpu", "micro_batch_size_per_gpu", "use_fused_kernels")
 
@@ -38,7 +38,8 @@ class ADPOTrainingWorker(TrainingWorker):  # type: ignore[misc]
     def train_mini_batch(self, data: TensorDict) -> Any:
         """All steps on a rollout."""
         if self.settings is not None:
-            self._steps = 0  # on this rollout
+            # Steps on this rollout. Without that word even the first begins with a scoring pass.
+            self._steps = 0 if tu.pop(data, CURRENT, default=False) else 1
             self._sizes = self._counted(rows.groups(data)[rows.real(data)])
             self._tau = self._temperature(data)
         return super().train_mini_batch(data)
@@ -72,17 +73,19 @@ class ADPOTrainingWorker(TrainingWorker):  # type: ignore[misc]
             return self.settings.tau
         chosen = rows.real(data)
         reward = rows.rewards(data)[chosen]
-        mask = rows.padded(data, "response_mask")[chosen].double()
-        entropy = (rows.padded(data, "entropy")[chosen].double() * mask).sum()
+        mask = rows.on_host(data, "response_mask")[chosen].double()
+        entropy = (rows.on_host(data, "entropy")[chosen].double() * mask).sum()
         sums = torch.stack([reward.sum(), torch.tensor(float(len(reward))), entropy, mask.sum()]).to(
             self.device_name
         )
         dist.all_reduce(sums, group=self._group)
-        most = torch.log(torch.tensor(float(self.model_config.hf_config.vocab_size)))
-        found = self.schedule.update(
-            entropy=float((sums[2] / sums[3] / most).clamp(0, 1)), reward=float((sums[0] / sums[1]).clamp(0, 1))
+        most = torch.log(torch.tensor(float(self.model_config.hf_config.get_text_config().vocab_size)))
+        reward_mean = float(sums[0] / sums[1])
+        if self.settings.tau_schedule == "hybrid":  # whose rewards are shares
+            reward_mean = min(1.0, max(0.0, reward_mean))
+        return float(
+            self.schedule.update(entropy=float((sums[2] / sums[3] / most).clamp(0, 1)), reward=reward_mean)
         )
-        return float(found)
 
     def _weighed(self, data: TensorDict) -> tuple[TensorDict, dict[str, float]]:
         """The batch with the coefficients of its rows, without those of groups that have none."""
@@ -92,12 +95,13 @@ class ADPOTrainingWorker(TrainingWorker):  # type: ignore[misc]
         cut = [group for group, size in self._counted(ids[chosen]).items() if size != self._sizes[group]]
         if cut:
             raise ValueError(f"a mini-batch cuts {len(cut)} groups: set trainer.v1.trainer_mode=adpo_sync")
-        mask = rows.padded(data, "response_mask")
-        before = rows.reduced(rows.padded(data, "old_log_probs"), mask, reduction)
+        mask = rows.on_host(data, "response_mask")
+        before = rows.reduced(rows.on_host(data, "old_log_probs"), mask, reduction)
         anchor = before
         if self.settings.anchor == "fixed":
-            anchor = rows.reduced(rows.padded(data, "ref_log_prob"), mask, reduction)
+            anchor = rows.reduced(rows.on_host(data, "ref_log_prob"), mask, reduction)
         logp = before if self._steps == 0 else self._scored(data, reduction).to(before)
+        self._refuse_odd(logp[chosen], anchor[chosen])
         device = self.device_name
         found = exact.coefficients(
             self.objective,
@@ -110,11 +114,12 @@ class ADPOTrainingWorker(TrainingWorker):  # type: ignore[misc]
         )
         c = torch.zeros(len(ids), dtype=torch.float64)
         c[chosen] = found.coefficients.cpu()
-        data[WEIGHT] = c.to(mask.device)
+        data[WEIGHT] = c.to(data["loss_mask"].device)
         kept = self._live(c)
         told = {f"adpo/{name}": float(value) for name, value in found.diagnostics._asdict().items()}
         told |= {"adpo/loss": float(found.loss), "adpo/tau": self._tau}
-        told |= {"adpo/rows_left_out": 1 - len(kept) / len(c), "adpo/scored": float(self._steps > 0)}
+        left_out = 1 - len(kept) / len(c)
+        told |= {"adpo/rows_left_out": left_out, "adpo/scored": float(self._steps > 0)}
         return (data if len(kept) == len(c) else tu.index_select_tensor_dict(data, kept)), told
 
     def _scored(self, data: TensorDict, reduction: str) -> Tensor:
@@ -124,9 +129,18 @@ class ADPOTrainingWorker(TrainingWorker):  # type: ignore[misc]
                 tu.assign_non_tensor(data, **{key: getattr(self.engine_config, key)})
         if "use_remove_padding" not in data.keys():  # noqa: SIM118
             tu.assign_non_tensor(data, use_remove_padding=self.model_config.get("use_remove_padding", False))
-        with then_sharded(self.engine.module):
+        with self.engine.eval_mode(disable_auto_offload=True), then_sharded(self.engine.module):
             found = self.engine.infer_batch(data, loss_function=None)
-        return rows.scored(found["model_output"], data, reduction)
+        return rows.scored(found["model_output"], data, reduction).cpu()
+
+    def _refuse_odd(self, *values: Tensor) -> None:
+        """In every process, or the others would wait for this one."""
+        odd = torch.tensor([sum(int((~torch.isfinite(one)).sum()) for one in values)], device=self.device_name)
+        dist.all_reduce(odd, group=self._group)
+        if int(odd):
+            raise ValueError(
+                f"{int(odd)} log-probabilities of completions are not finite: the policy has diverged"
+            )
 
     def _live(self, c: Tensor) -> list[int]:
         """Rows that have a gradient, first; as many on each rank, and whole micro-batches."""
