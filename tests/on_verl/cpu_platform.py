@@ -10,6 +10,7 @@ from contextlib import nullcontext
 import torch
 import torch.distributed as dist
 import verl.workers  # noqa: F401  what is registered below has to be there
+from torch.distributed.fsdp import CPUOffloadPolicy
 from verl.plugin.platform.platform_base import PlatformBase
 from verl.plugin.platform.platform_manager import PlatformRegistry
 from verl.workers.rollout import base
@@ -108,6 +109,11 @@ def _replica():
 
 base._ROLLOUT_REGISTRY[("hf", "async")] = "hf_rollout.Adapter"
 RolloutReplicaRegistry.register("hf", _replica)
+
+from verl.workers.engine.fsdp import transformer_impl  # noqa: E402  it asks for the platform
+
+# A reference's parameters wait on the host, in pages that only an accelerator can pin.
+transformer_impl.CPUOffloadPolicy = lambda pin_memory=True: CPUOffloadPolicy(pin_memory=False)
 
 _init = dist.init_process_group
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pandas
+import pytest
 import tiny
 
 import adpo
@@ -81,8 +82,20 @@ def verl(folder, *more):
     )
 
 
-def test_two_steps_on_two_workers(tmp_path):
-    done = verl(tmp_path, f"+{POLICY_LOSS}.target=plackett_luce", f"+{POLICY_LOSS}.tau_schedule=hybrid")
+FORMS = {
+    "ranks": [f"+{POLICY_LOSS}.target=plackett_luce", f"+{POLICY_LOSS}.tau_schedule=hybrid"],
+    "fixed": [
+        f"+{POLICY_LOSS}.anchor=fixed",
+        "actor_rollout_ref.actor.use_kl_loss=true",
+        "actor_rollout_ref.actor.kl_loss_coef=0",
+        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=4",
+    ],
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_two_steps_on_two_workers(tmp_path, form):
+    done = verl(tmp_path, *FORMS[form])
     assert done.returncode == 0, done.stderr[-3000:]
     for step in (1, 2):
         line = next(line for line in done.stdout.splitlines() if f"step:{step} " in line)
