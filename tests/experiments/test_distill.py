@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 pytest.importorskip("gymnasium")
 
 from adpo.cli import app
-from adpo.experiments.distill import film, measures, outcomes, run, students, summary, worlds
+from adpo.core.temperature import GuardedTau
+from adpo.experiments.distill import film, learning, measures, outcomes, run, students, summary, worlds
 from adpo.experiments.distill.actor import Actor, Gaussian, save_actor
 from adpo.experiments.distill.learning import EDGE, Course, drawn_candidates, taught
 from adpo.experiments.distill.lessons import Lessons, record
@@ -232,6 +233,22 @@ def test_students_of_normalised_states_act_on_states_as_they_are():
     states, shift, scale = torch.randn(3, 5, 3), torch.randn(3), torch.rand(3) + 0.5
     found = students.policy(students.on_raw_states(weights, shift, scale), states)
     torch.testing.assert_close(found.mean, students.policy(weights, (states - shift) / scale).mean)
+
+
+def test_each_run_has_a_temperature_of_its_own():
+    def seen(runs):
+        shape = (runs, 3, 1)
+        return [Gaussian(torch.full(shape, value), torch.full(shape, -1.0)) for value in (3.0, 1.0, 0.5)]
+
+    teacher = Gaussian(torch.zeros(2, 3, 1), torch.zeros(2, 3, 1) - 1)
+    both, alone = [GuardedTau(), GuardedTau()], [GuardedTau()]
+    for two, one in zip(seen(2), seen(1), strict=True):
+        other = Gaussian(two.mean.clone(), two.log_std)
+        other.mean[1] = 9.0  # the second never gets closer
+        found = learning._guarded(both, other, teacher)
+        single = learning._guarded(alone, one, Gaussian(*(part[:1] for part in teacher)))
+        torch.testing.assert_close(found[:1], single)
+    assert found[0] < 2.0 == found[1]
 
 
 def test_a_student_beyond_its_bounds_can_come_back():

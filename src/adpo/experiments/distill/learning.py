@@ -68,7 +68,7 @@ def taught(
     slow = [value.detach().clone() for value in weights]
     optimizer = torch.optim.AdamW(weights, lr=course.learning_rate, weight_decay=course.weight_decay)
     slower = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, course.steps)
-    guard = None if method.guarded is None else GuardedTau(*method.guarded)
+    guards = [GuardedTau(*method.guarded) for _ in seeds] if method.guarded is not None else []
     draw = torch.Generator(device).manual_seed(seeds[0])
     for _ in range(course.steps):
         places = torch.randint(len(lessons.states), (runs, course.batch), generator=draw, device=device)
@@ -81,8 +81,8 @@ def taught(
             drawn_candidates(course, of_teacher, student, draw) if method.compares else seen[..., None, :0],
             lessons.shown[places],
         )
-        if guard is not None:
-            batch.tau = _guarded(guard, student, of_teacher)
+        if guards:
+            batch.tau = _guarded(guards, student, of_teacher)
         loss = method.loss(batch).sum()
         optimizer.zero_grad()
         torch.autograd.backward(loss)
@@ -103,10 +103,13 @@ def _anchor(method: Method, student: Gaussian, slow: Weights, seen: Tensor) -> G
         return students.policy(slow, seen)
 
 
-def _guarded(guard: GuardedTau, student: Gaussian, teacher: Gaussian) -> Tensor:
-    """Confidence: how narrow a student is, of a width of one; improvement: of how close it is to the teacher."""
+def _guarded(guards: Sequence[GuardedTau], student: Gaussian, teacher: Gaussian) -> Tensor:
+    """For each run, by how narrow a student is (of a width of one) and how much closer to the teacher."""
     with torch.no_grad():
-        width = student.log_std.mean((1, 2)).exp().clamp(max=1.0)
-        found = guard.update(entropy=width.double(), reward=-teacher.kl(student).mean(1).double())
-    assert isinstance(found, Tensor)
-    return found
+        widths = student.log_std.mean((1, 2)).exp().clamp(max=1.0).tolist()
+        rewards = (-teacher.kl(student).mean(1)).tolist()
+    found = [
+        float(guard.update(entropy=width, reward=reward))
+        for guard, width, reward in zip(guards, widths, rewards, strict=True)
+    ]
+    return torch.tensor(found, dtype=torch.float64, device=student.mean.device)
