@@ -318,6 +318,9 @@ def test_the_command_distils_a_real_teacher(tmp_path, monkeypatch):
     assert {row["study"] for row in results["summary"]} == {"main", "steps", "states", "small"}
     assert "| KD, candidates |" in (tmp_path / "out" / "tables.md").read_text()
     assert all((tmp_path / "out" / f"steps.{ending}").exists() for ending in ("svg", "png"))
+    assert [value.shape[0] for value in students.load(tmp_path / "out" / "student-Hopper-v5.safetensors")] == [
+        1
+    ] * 6
     filmed = (tmp_path / "out" / "film-Hopper-v5.png").exists()
     assert filmed != ("no pictures of Hopper-v5: this machine does not render" in done.output)
 
@@ -326,7 +329,7 @@ def test_a_machine_that_cannot_render_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(worlds, "alone", lambda _: 1 / 0)
     weights = students.initial(3, 1, 8, [0])
     reason = film.strip("Pendulum-v1", Actor(3, 1, 8), weights, tmp_path / "film.png", seed=0)
-    assert reason == "ZeroDivisionError: division by zero"
+    assert reason == "this machine does not render (ZeroDivisionError: division by zero)"
     assert not (tmp_path / "film.png").exists()
 
 

@@ -28,7 +28,7 @@ def strip(name: str, teacher: Policy, student: Weights, path: Path, seed: int) -
         rows = [_pictures(name, policy, seed) for policy in (teacher, of_student)]
     except Exception as error:  # a machine that cannot render raises many kinds
         reason = str(error).splitlines()[0] if str(error) else ""
-        return f"{type(error).__name__}: {reason}"[:200]
+        return f"this machine does not render ({type(error).__name__}: {reason[:200]})"
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(2, len(MOMENTS), figsize=(2 * len(MOMENTS), 4.4), squeeze=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,8 +35,9 @@ def outcome(
     teacher: Actor,
     practice: Lessons,
     held_out: Lessons,
+    keep: Path | None = None,
 ) -> dict[str, Any]:
-    """Of all seeds of a method."""
+    """Of all seeds of a method; the first student's weights can be kept in a file."""
     given = practice.first(lesson.states).corrupted(lesson.noise, lesson.wrong, CORRUPTION_SEED)
     main = lesson == protocol.main
     seeds = range(SEEDS_FROM, SEEDS_FROM + protocol.seeds)
@@ -44,6 +46,8 @@ def outcome(
     for number in range(protocol.dagger):
         given = given.joined(visited(teacher, name, weights, lesson.states, DAGGER_SEED + number))
         weights = taught(methods()[method], course, given, seeds)
+    if keep is not None:
+        students.save([value[:1] for value in weights], keep)
     episodes = protocol.episodes if main else protocol.curve_episodes
     return examined(name, weights, episodes, held_out, lesson)
 

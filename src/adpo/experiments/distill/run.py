@@ -12,12 +12,10 @@ import torch
 from rich.console import Console
 
 from adpo.experiments.cells import Cell, Job
-from adpo.experiments.distill import figures, film, outcomes, teachers, worlds
+from adpo.experiments.distill import figures, film, outcomes, students, teachers, worlds
 from adpo.experiments.distill.actor import Actor
-from adpo.experiments.distill.learning import taught
 from adpo.experiments.distill.lessons import Lessons
-from adpo.experiments.distill.methods import methods
-from adpo.experiments.distill.protocol import PRESETS, SEEDS_FROM, Lesson, Protocol
+from adpo.experiments.distill.protocol import PRESETS, Lesson, Protocol
 from adpo.experiments.distill.summary import against_kd, claims, outcome_name, summarised
 from adpo.experiments.distill.tables import markdown, terminal
 from adpo.files import write_json
@@ -75,17 +73,17 @@ def reproduce(
     write_json(order.out / "results.json", results)
     (order.out / "tables.md").write_text(markdown(results))
     figures.draw(results, order.out)
-    results["not_filmed"] = {name: _filmed(name, protocol, order) for name in protocol.environments}
+    results["not_filmed"] = {name: _filmed(name, order) for name in protocol.environments}
     return results
 
 
-def _filmed(name: str, protocol: Protocol, order: Order) -> str | None:
-    """A student of the main study, taught once more: a strip of pictures, or what kept it from being drawn."""
+def _filmed(name: str, order: Order) -> str | None:
+    """A student of the main study beside its teacher: a strip of pictures, or what kept it from being drawn."""
+    kept = student_at(order.out, name)
+    if not kept.exists():  # results of a copy without it
+        return f"there is no {kept.name}"
     teacher = teachers.load_teacher(name, order.teachers)[0]
-    practice, _ = _recorded(lessons_at(order.out, name), protocol.held_out)
-    course = protocol.main.course
-    student = taught(methods()[FILMED], course, practice.first(protocol.main.states), [SEEDS_FROM])
-    return film.strip(name, teacher, student, order.out / f"film-{name}.png", outcomes.EPISODE_SEED)
+    return film.strip(name, teacher, students.load(kept), order.out / f"film-{name}.png", outcomes.EPISODE_SEED)
 
 
 def show(results: dict[str, Any], console: Console) -> None:
@@ -94,13 +92,14 @@ def show(results: dict[str, Any], console: Console) -> None:
         console.print(table)
     for name, reason in results["not_filmed"].items():
         if reason is not None:
-            console.print(f"no pictures of {name}: this machine does not render ({reason})", markup=False)
+            console.print(f"no pictures of {name}: {reason}", markup=False)
 
 
 def cells_of(protocol: Protocol, order: Order) -> tuple[list[Cell], list[Cell]]:
     """What is recorded first, and all that needs it."""
     places = {
-        name: Place(name, protocol, order.teachers, lessons_at(order.out, name)) for name in protocol.environments
+        name: Place(name, protocol, order.teachers, lessons_at(order.out, name), student_at(order.out, name))
+        for name in protocol.environments
     }
     recordings = [Cell(f"lessons-{name}", partial(_record, place), 0.5) for name, place in places.items()]
     cells = [Cell(own_name(name), partial(_own, place), 0.5) for name, place in places.items()]
@@ -122,14 +121,19 @@ def lessons_at(out: Path, name: str) -> Path:
     return out / f"lessons-{name}.safetensors"
 
 
+def student_at(out: Path, name: str) -> Path:
+    return out / f"student-{name}.safetensors"
+
+
 @dataclass(frozen=True)
 class Place:
-    """Where a cell finds its teacher and what it showed."""
+    """Where a cell finds its teacher and what it showed, and where the student to be filmed goes."""
 
     name: str
     protocol: Protocol
     teachers: Path
     lessons: Path
+    student: Path
 
     @property
     def teacher(self) -> Actor:
@@ -148,7 +152,8 @@ def _own(place: Place, _: Any) -> Any:
 
 def _outcome(place: Place, lesson: Lesson, method: str, _: Any) -> Any:
     practice, held_out = _recorded(place.lessons, place.protocol.held_out)
-    return outcomes.outcome(place.name, method, lesson, place.protocol, place.teacher, practice, held_out)
+    keep = place.student if lesson == place.protocol.main and method == FILMED else None
+    return outcomes.outcome(place.name, method, lesson, place.protocol, place.teacher, practice, held_out, keep)
 
 
 @lru_cache(maxsize=2)

@@ -9,8 +9,10 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from adpo.experiments.distill.actor import Gaussian
@@ -57,3 +59,16 @@ def averaged(slow: Weights, weights: Weights, decay: float) -> None:
     """``slow`` moves towards the weights."""
     with torch.no_grad():
         torch._foreach_lerp_(slow, weights, 1 - decay)
+
+
+def save(weights: Weights, path: Path) -> None:
+    """As a file that is there whole, or not at all."""
+    part = path.with_suffix(".part")
+    save_file({str(number): value.contiguous() for number, value in enumerate(weights)}, part)
+    part.replace(path)
+
+
+def load(path: Path) -> Weights:
+    """What `save` wrote."""
+    found = load_file(path)
+    return [found[str(number)] for number in range(len(found))]
