@@ -8,6 +8,7 @@ pytest.importorskip("transformers")
 import test_head
 import test_packed
 
+from adpo.lm.attention_kernels import prepared, why_not
 from adpo.lm.compiled import CompiledLayers
 from adpo.lm.head import fused_token_scores, token_scores, weighted_token_logp
 from adpo.lm.packed_scoring import packed_seq_logp, packed_weighted_logp, why_not_packed
@@ -56,15 +57,20 @@ def test_output_layer(shape, chunk, dtype):
 @pytest.mark.parametrize("kind", ["qwen3", "llama"])
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("compiled", [False, True])
-def test_packed_rows(kind, share, compiled, dtype):
-    plain, other = (test_packed.model(kind).cuda().to(dtype) for _ in range(2))
-    truth = test_packed.model(kind).cuda().to(dtype).float()
+@pytest.mark.parametrize("kernel", [None, "flex", "flash"])
+def test_packed_rows(kind, share, compiled, dtype, kernel):
+    width = 8 if kernel is None else 64  # others take no narrow heads
+    if kernel is not None and (reason := why_not(kernel, torch.device("cuda"), dtype, width)):
+        pytest.skip(reason)
+    plain, other = (test_packed.model(kind, width).cuda().to(dtype) for _ in range(2))
+    truth = test_packed.model(kind, width).cuda().to(dtype).float()
     if compiled:
         CompiledLayers(other)
     for seed in range(3):
         prompts, completions = test_packed.lists(seed, groups=seed + 2)
         rows = type(sequences([[1]], [[2]], 0))(*(part.cuda() for part in sequences(prompts, completions, pad=0)))
         batch = packed(prompts, completions, share).to(torch.device("cuda"))
+        batch = batch if kernel is None else batch._replace(plan=prepared(batch.plan, kernel))
         weights = torch.randn(len(prompts), dtype=torch.float64, device="cuda")
         for model in (plain, other, truth):
             model.zero_grad()
@@ -116,15 +122,17 @@ def test_passes_without_gradient_round_as_those_of_training(dtype):
     torch.testing.assert_close(tokens.double().sum(1), trained.double(), rtol=1e-5, atol=1e-4)
 
 
-def test_no_number_of_tokens_compiles_anew():
+@pytest.mark.parametrize("kernel", ["varlen", "flex"])
+def test_no_number_of_tokens_compiles_anew(kernel):
     from torch._dynamo.utils import counters
 
-    model = test_packed.model("qwen3").cuda().bfloat16()
+    model = test_packed.model("qwen3", width=64).cuda().bfloat16()
     torch._dynamo.reset()
     CompiledLayers(model)
     seen = []
     for seed in range(6):
         batch = packed(*test_packed.lists(seed, groups=seed + 2)).to(torch.device("cuda"))
+        batch = batch._replace(plan=prepared(batch.plan, kernel))
         packed_seq_logp(model, batch).sum().backward()
         seen.append(counters["stats"]["unique_graphs"])
     assert seen[1] == seen[-1], seen

@@ -24,11 +24,11 @@ SIZES = {
 }
 
 
-def model(kind):
+def model(kind, width=8):
     torch.manual_seed(0)
     return {
-        "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=8, tie_word_embeddings=True)),
-        "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, attention_bias=True)),
+        "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=width, tie_word_embeddings=True)),
+        "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, head_dim=width, attention_bias=True)),
     }[kind]()
 
 
@@ -117,16 +117,16 @@ def test_what_packing_would_change_is_not_packed():
 
 def test_under_autocast_attention_is_in_its_precision(monkeypatch):
     """Rotary embeddings leave queries and keys in float32."""
-    import adpo.lm.attention as ours
+    from adpo.lm.attention_kernels import KERNELS
 
     seen = []
-    plain = ours._stretch_by_stretch
+    plain = KERNELS["stretches"]
 
     def watched(q, k, v, *rest):
         seen.append({part.dtype for part in (q, k, v)})
         return plain(q, k, v, *rest)
 
-    monkeypatch.setattr(ours, "_stretch_by_stretch", watched)
+    monkeypatch.setitem(KERNELS, "stretches", watched)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         packed_seq_logp(model("qwen3"), packed(*lists(0)))
     assert seen == [{torch.bfloat16}] * 2

@@ -9,6 +9,7 @@ import torch
 
 from adpo.integrations.coordinates import choose
 from adpo.integrations.passes import SHARDED
+from adpo.lm.attention_kernels import NAMES
 from adpo.lm.scorer import Forms, Scorer
 from adpo.lm.scoring import Reduction
 
@@ -22,6 +23,10 @@ class ScoringForms:
     scoring: str = field(
         default="auto",
         metadata={"help": "padded rows, packed (no padding, no logits kept), or auto: packed on an accelerator."},
+    )
+    attention: str = field(
+        default="auto",
+        metadata={"help": "Packed: varlen (torch's), flash (the package), flex, stretches, or auto: by device."},
     )
     share_prompts: bool = field(
         default=True, metadata={"help": "Packed: completions of a prompt attend to one copy of it."}
@@ -44,6 +49,7 @@ class ScoringForms:
 
     def check_forms(self) -> None:
         choose("scoring", self.scoring, ("auto", "padded", "packed"))
+        choose("attention", self.attention, ("auto", *NAMES))
         if self.ddp_broadcast_buffers:
             raise ValueError("ddp_broadcast_buffers: processes make different numbers of passes; leave it off")
         asked = self.tokens_per_pass
@@ -69,7 +75,7 @@ class ScoringForms:
         asked = self.tokens_per_pass
         budget = "auto" if asked == "auto" else int(asked)
         scoring = "padded" if sharded else self.scoring
-        return Forms(scoring, self.share_prompts, self.compile_layers, budget)  # type: ignore[arg-type]
+        return Forms(scoring, self.attention, self.share_prompts, self.compile_layers, budget)  # type: ignore[arg-type]
 
 
 def scorer_of(trainer: Any, reduction: Reduction, temperature: float = 1.0) -> Scorer:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import adpo.lm.attention  # noqa: F401  (teaches the models what a plan is)
+from adpo.lm.attention_kernels import prepared
 from adpo.lm.head import TokenScores, fused_token_scores, weighted_token_logp
 from adpo.lm.packing import Packed, repacked
 from adpo.lm.scoring import Reduction, Sequences, seq_logp, sequences
@@ -116,7 +117,7 @@ def _drops(module: Any) -> bool:
 
 
 @torch.no_grad()
-def why_not_packed(model: Any, precision: torch.dtype | None = None) -> str | None:
+def why_not_packed(model: Any, precision: torch.dtype | None = None, kernel: str | None = None) -> str | None:
     """Nothing if packed and padded rows give the same log-probabilities; else what is in the way.
 
     ``precision`` is that of the passes, where autocast makes it another than that of the weights.
@@ -140,11 +141,14 @@ def why_not_packed(model: Any, precision: torch.dtype | None = None) -> str | No
     device = next(model.parameters()).device
     rows = sequences([[1, 2, 3], [1, 2, 3], [2]], [[4, 5], [6], [1, 3, 2, 5]], pad=0)
     rows = Sequences(*(part.to(device) for part in rows))
+    batch = repacked(rows)
     was_training = model.training
     model.eval()
     try:
+        if kernel is not None:
+            batch = batch._replace(plan=prepared(batch.plan, kernel))
         with torch.autocast(device.type, precision, enabled=precision is not None):
-            found, expected = packed_seq_logp(model, repacked(rows)), seq_logp(model, rows)
+            found, expected = packed_seq_logp(model, batch), seq_logp(model, rows)
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
         return " ".join(f"{type(error).__name__}: {error}".split())[:200]
     finally:

@@ -8,8 +8,8 @@ one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,12 +35,14 @@ class Plan:
     keys: Keys | None  # None where they are all tokens in their order
     longest_query: int
     longest_key: int
+    kernel: str | None = None  # of `adpo.lm.attention_kernels`; None is by device
+    blocks: Any = None  # what one of them needs
 
     def to(self, device: torch.device) -> Plan:
         keys = None if self.keys is None else Keys(*(part.to(device, non_blocking=True) for part in self.keys))
         queries = self.query_starts.to(device, non_blocking=True)
         starts = self.key_starts.to(device, non_blocking=True)
-        return Plan(queries, starts, keys, self.longest_query, self.longest_key)
+        return replace(self, query_starts=queries, key_starts=starts, keys=keys)
 
 
 class Packed(NamedTuple):

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from adpo.lm.attention import takes_varlen
+from adpo.lm.attention_kernels import flash_package, kernel_for, prepared, takes_varlen, why_not
 from adpo.lm.budget import TokenBudget
 from adpo.lm.compiled import CompiledLayers, why_not_compiled
 from adpo.lm.head import TokenScores
@@ -32,11 +32,17 @@ from adpo.lm.packed_scoring import (
     packed_weighted_logp,
     why_not_packed,
 )
-from adpo.lm.packing import Lengths, repacked
+from adpo.lm.packing import Lengths, Packed, repacked
 from adpo.lm.passes import Sizes
 from adpo.lm.scoring import Reduction, Sequences, seq_logp
 
 log = logging.getLogger("adpo")
+SAID = {
+    "varlen": "variable-length attention",
+    "flash": "FlashAttention",
+    "flex": "FlexAttention",
+    "stretches": "attention stretch by stretch",
+}
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,7 @@ class Forms:
     """What is asked for; "auto" and None are by device and model."""
 
     scoring: str = "auto"  # padded, packed
+    attention: str = "auto"  # of packed rows: varlen, flash, flex, stretches
     share_prompts: bool = True
     compile_layers: bool | None = None
     tokens_per_pass: int | Literal["auto"] = "auto"
@@ -65,7 +72,8 @@ class Scorer:
         self.reduction, self.temperature = reduction, temperature
         self.device = next(model.parameters()).device
         self.budget = TokenBudget(self.forms.tokens_per_pass, self.device)
-        self.varlen = takes_varlen(self.device, precision or next(model.parameters()).dtype, head_width(model))
+        self._states = (self.device, precision or next(model.parameters()).dtype, head_width(model))
+        self.kernel = self._kernel()
         self.why_padded = self._why_padded(model, precision)
         self.packs = self.why_padded is None
         self._why_plain = self._layers_plain(model)
@@ -74,14 +82,22 @@ class Scorer:
         self._compiled = CompiledLayers(model) if self._why_plain is None else None
         log.info("scoring: %s", self.chosen())
 
+    def _kernel(self) -> str:
+        asked = self.forms.attention
+        if asked == "auto":
+            return kernel_for(*self._states)
+        if self.forms.scoring != "padded" and (reason := why_not(asked, *self._states)) is not None:
+            raise ValueError(f"attention {asked} does not work here: {reason}")
+        return asked
+
     def _why_padded(self, model: Any, precision: torch.dtype | None) -> str | None:
         if self.forms.scoring == "padded":
             return "asked for"
         if self.forms.scoring == "auto" and self.device.type == "cpu":
             return "on a CPU packing does not pay"
-        if self.forms.scoring == "auto" and not self.varlen:
+        if self.forms.scoring == "auto" and self.forms.attention == "auto" and not takes_varlen(*self._states):
             return "no variable-length attention for this precision or width of heads"
-        reason = why_not_packed(model, precision)
+        reason = why_not_packed(model, precision, self.kernel)
         if reason is not None and self.forms.scoring == "packed":
             raise ValueError(f"scoring packed does not work with this model: {reason}")
         return reason
@@ -102,7 +118,7 @@ class Scorer:
         """The forms in use, as one line."""
         if not self.packs:
             return f"padded ({self.why_padded})"
-        attention = "variable-length attention" if self.varlen else "attention stretch by stretch"
+        attention = SAID[self.kernel]
         prompts = "prompts shared" if self.forms.share_prompts else "a prompt for each completion"
         layers = "layers compiled" if self.why_plain is None else f"layers not compiled ({self.why_plain})"
         tokens = f"{self.budget.tokens} tokens a pass" + ("" if self.budget.settled else " to begin with")
@@ -113,6 +129,10 @@ class Scorer:
         if self.packs:
             accept_scoring(model)
 
+    def _packed(self, rows: Sequences, scored: Tensor | None = None) -> Packed:
+        batch = repacked(rows, self.forms.share_prompts, scored).to(self.device)
+        return batch._replace(plan=prepared(batch.plan, self.kernel))
+
     def logp(
         self, model: Any, rows: Sequences, reduction: Reduction | None = None, scored: Tensor | None = None
     ) -> Tensor:
@@ -120,7 +140,7 @@ class Scorer:
         how = reduction or self.reduction
         if not self.packs:
             return seq_logp(model, rows, how)
-        batch = repacked(rows, self.forms.share_prompts, scored).to(self.device)
+        batch = self._packed(rows, scored)
         found: Tensor = self._as_in_training(
             model, lambda inner: packed_seq_logp(inner, batch, how, self.temperature)
         )
@@ -133,7 +153,7 @@ class Scorer:
         if not self.packs:
             logp = seq_logp(model, rows, self.reduction)
             return (coefficients * logp).sum(), logp.detach()
-        batch = repacked(rows, self.forms.share_prompts, scored).to(self.device)
+        batch = self._packed(rows, scored)
         coefficients = coefficients.to(self.device, non_blocking=True)
         total, logp = model(
             score=lambda inner: packed_weighted_logp(inner, batch, coefficients, self.reduction, self.temperature)
@@ -142,7 +162,7 @@ class Scorer:
 
     def tokens(self, model: Any, rows: Sequences, *, entropy: bool = False) -> TokenScores:
         """Of every token of every completion, ``[rows, length]``, zero elsewhere; of packed rows."""
-        batch = repacked(rows, self.forms.share_prompts).to(self.device)
+        batch = self._packed(rows)
         found = self._as_in_training(
             model, lambda inner: packed_token_scores(inner, batch, self.temperature, entropy=entropy)
         )
@@ -184,6 +204,7 @@ def available_forms() -> dict[str, str]:
     return {
         "packed sequences": "yes" if cuda else on_cpu,
         "attention": "torch variable-length (bf16, fp16)" if cuda else "stretch by stretch (no GPU)",
+        "FlashAttention package": flash_package() or "not installed",
         "logits": "in chunks, by triton kernels" if cuda and triton else "in chunks",
         "compiled layers": "yes" if cuda and triton else "no: no GPU" if not cuda else "no: triton is missing",
         "sampling without vLLM": "compiled" if cuda and triton else "as transformers does it, not compiled",

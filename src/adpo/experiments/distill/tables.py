@@ -48,9 +48,9 @@ def _main(results: dict[str, Any], name: str) -> Lines:
                 f"{row['deterministic']:.0f} ± {row['deterministic_ci']:.0f}",
                 f"{row['stochastic_share']:.1%}",
                 f"{row['ndcg']:.3f}",
-                f"{row['kl']:.3f}",
-                f"{row['reverse_kl']:.3f}",
-                f"{row['std']:.2f} ({row['teacher_std']:.2f})",
+                _readable(row["kl"]),
+                _readable(row["reverse_kl"]),
+                f"{_readable(row['std'], 2)} ({row['teacher_std']:.2f})",
                 *(
                     (f"{theirs[0]:.0f} ± {theirs[1]:.0f}", f"{theirs[2]:.3f}", f"{theirs[3]:.2f}")
                     if theirs
@@ -60,6 +60,16 @@ def _main(results: dict[str, Any], name: str) -> Lines:
         )
     steps = f", {card['steps']:,} steps" if "steps" in card else ""
     return Lines(f"{name} ({card.get('algorithm', 'teacher')}{steps})", COLUMNS, rows)
+
+
+def _readable(value: float, digits: int = 3) -> str:
+    """What has run away is told by its magnitude; what has shrunk, too.
+
+    >>> _readable(0.0151), _readable(6.97e21), _readable(2e-6)
+    ('0.015', '7e+21', '2e-06')
+    """
+    plain = value == 0 or 0.5 * 10**-digits <= value < 1e5
+    return f"{value:.{digits}f}" if plain else f"{value:.1g}"
 
 
 def _claims(results: dict[str, Any]) -> Lines:
@@ -100,7 +110,7 @@ def _study(results: dict[str, Any], name: str) -> Lines:
             row["method"],
             f"{row['stochastic_share']:.1%} ± {row['stochastic_share_ci']:.1%}",
             f"{row['deterministic_share']:.1%} ± {row['deterministic_share_ci']:.1%}",
-            f"{row['kl']:.3f}",
+            _readable(row["kl"]),
             f"{row['ndcg']:.3f}",
         )
         for row in results["summary"]

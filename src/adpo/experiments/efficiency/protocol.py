@@ -81,6 +81,7 @@ class Contender:
     micro_batch: int = 8
     arguments: tuple[tuple[str, Any], ...] = ()
     second_step: bool = False  # on the same rollout, where the policy has left its anchor
+    needs: str | None = None  # a package, and a GPU
     tokens_as_trl: bool = False  # in a pass: as many as in TRL's micro-batch, without their padding
 
     def warm_up(self, preset: Preset) -> int:
@@ -94,6 +95,7 @@ TRL_LIGER = replace(
     TRL_PLAIN,
     name="TRL GRPO, no checkpointing, Liger layers",
     arguments=(*PLAIN, ("use_liger_kernel", True)),
+    needs="liger_kernel",
 )
 TRL_GSPO = Contender("TRL GSPO, no checkpointing", "trl", "gspo", arguments=PLAIN)
 PADDED_ADPO = Contender("adpo, padded rows", "ours", "adpo", arguments=(*PLAIN, ("scoring", "padded")))
@@ -103,6 +105,10 @@ ADPO = Contender("ours: ADPO", "ours", "adpo")
 ADPO_SECOND = Contender("ours: ADPO, second step on a rollout", "ours", "adpo", second_step=True)
 NOT_COMPILED = replace(ADPO, name="ours: ADPO, layers not compiled", arguments=(("compile_layers", False),))
 NOT_SHARED = replace(ADPO, name="ours: ADPO, prompts not shared", arguments=(("share_prompts", False),))
+FLEX = replace(ADPO, name="ours: ADPO, FlexAttention", arguments=(("attention", "flex"),), needs="triton")
+FLASH = replace(
+    ADPO, name="ours: ADPO, FlashAttention package", arguments=(("attention", "flash"),), needs="flash_attn"
+)
 SMALL_PASSES = replace(ADPO, name="ours: ADPO, as many tokens a pass as TRL", tokens_as_trl=True)
 SPLIT = (("tokens_per_pass", 2048),)  # groups of the base cell do not fit
 SPLIT_FIRST = replace(ADPO, name="ours: ADPO, groups split", arguments=SPLIT)
@@ -110,7 +116,7 @@ SPLIT_SECOND = replace(ADPO_SECOND, name="ours: ADPO, second step, groups split"
 
 EVERYONE = (
     *(TRL_DEFAULT, TRL_PLAIN, TRL_LIGER, TRL_GSPO, PADDED_ADPO, GRPO, GSPO, ADPO, ADPO_SECOND),
-    *(SMALL_PASSES, NOT_COMPILED, NOT_SHARED, SPLIT_FIRST, SPLIT_SECOND),
+    *(SMALL_PASSES, NOT_COMPILED, NOT_SHARED, FLEX, FLASH, SPLIT_FIRST, SPLIT_SECOND),
 )
 ON_AXES = (TRL_DEFAULT, GRPO, ADPO)
 EXACT = {

@@ -59,7 +59,6 @@ def reproduce(
         on_progress(done / total)
     if not any(cell.startswith("update-") for cell in found):
         raise ValueError(f"{out} holds no update yet: give it more --minutes")
-    liger = update_name(preset.base, TRL_LIGER)
     ended = [cell for cell in cells if cell.name in found]
     results: dict[str, Any] = {
         "preset": name,
@@ -70,9 +69,11 @@ def reproduce(
         "updates": {cell: measured for cell, measured in found.items() if cell.startswith("update-")},
         "whole_steps": {cell: measured for cell, measured in found.items() if cell.startswith("whole-")},
         "largest_passes": {cell: measured for cell, measured in found.items() if cell.startswith("fits-")},
-        "left_out": []
-        if liger in (cell.name for cell in cells)
-        else [f"{TRL_LIGER.name}: it needs a GPU and its package"],
+        "left_out": [
+            f"{one.name}: it needs a GPU and its package"
+            for one in contenders(preset.base, preset)
+            if update_name(preset.base, one) not in {cell.name for cell in cells}
+        ],
         "refused": refused,
         "not_yet": [
             cell.name
@@ -104,15 +105,14 @@ def cells_of(preset: Preset, job: Job) -> list[Cell]:
     ]
     whole = [Cell(whole_name(one), partial(_whole, one, preset), 3.0) for one in (TRL_DEFAULT, ADPO)]
     for work in (preset.base, *preset.axes):
-        present = [one for one in contenders(work, preset) if one != TRL_LIGER]
+        present = [one for one in contenders(work, preset) if _able(one, job, preset, work) and one != TRL_LIGER]
         methods = dict.fromkeys(one.method for one in present)
         cells += [Cell(exact_name(work, one), partial(_exact, EXACT[one], work)) for one in methods]
         cells += [_update(job, preset, work, one) for one in present]
         cells += whole if work == preset.base else []
     cells += [Cell(fits_name(one), partial(_fits, one, preset), 2.0) for one in (TRL_DEFAULT, TRL_PLAIN, ADPO)]
-    liger = _update(job, preset, preset.base, TRL_LIGER)
-    if _has_liger() or job.has(liger):  # the last one: it puts its kernels into the models of this process
-        cells.append(liger)
+    if _able(TRL_LIGER, job, preset, preset.base):  # the last one: it puts its kernels into this process's models
+        cells.append(_update(job, preset, preset.base, TRL_LIGER))
     return cells
 
 
@@ -144,8 +144,11 @@ def _fits(contender: Contender, preset: Preset, _: Any) -> Any:
     return measures.largest_that_fits(contender, preset)
 
 
-def _has_liger() -> bool:
-    return torch.cuda.is_available() and importlib.util.find_spec("liger_kernel") is not None
+def _able(contender: Contender, job: Job, preset: Preset, work: Work) -> bool:
+    """Whether this machine can run it, or has its result."""
+    if contender.needs is None or job.has(_update(job, preset, work, contender)):
+        return True
+    return torch.cuda.is_available() and importlib.util.find_spec(contender.needs) is not None
 
 
 def show(results: dict[str, Any], console: Console) -> None:
