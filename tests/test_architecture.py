@@ -62,7 +62,7 @@ MAY_IMPORT = {
         "__version__",
     },
     "lm": {"lm", "core"},
-    "integrations": {"core", "anchors", "exact", "lm", "integrations", "__init__"},
+    "integrations": {"core", "anchors", "exact", "lm", "integrations", "__init__", "ranks"},
     "training": {"lm", "integrations", "training", "files", "provenance"},
     "files": set(),
     "provenance": {"__init__", "__version__"},

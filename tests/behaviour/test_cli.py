@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import importlib.util
+import json
 import re
 import subprocess
 import sys
@@ -71,6 +72,8 @@ def test_env_names_versions_and_missing_extras():
         (["demo", "--iterations", "0"], "--iterations"),
         (["demo", "--bogus"], "--bogus"),
         (["taxonomy", "extra"], "extra"),
+        (["verl-config", "--nodes", "0"], "--nodes"),
+        (["verl-data", "missing.jsonl", "--out", "problems.parquet"], "missing.jsonl"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_two(arguments, words):
@@ -80,6 +83,50 @@ def test_mistakes_are_one_line_and_exit_code_two(arguments, words):
     assert result.stderr.startswith("adpo: ")
     assert words in result.stderr
     assert result.stdout == ""
+
+
+def test_verl_config_is_the_paper_s_run_as_a_command():
+    result = run("verl-config", "--nodes", "2", "--train", "mine.parquet")
+    assert result.returncode == 0, result.stderr
+    command = result.stdout.replace("\\\n", "").split()
+    assert command[:3] == ["python3", "-m", "verl.trainer.main_ppo"]
+    given = dict(part.split("=", 1) for part in command[3:])
+    assert given["data.train_files"] == "mine.parquet"
+    assert given["trainer.nnodes"] == "2"
+    assert given["actor_rollout_ref.model.path"] == "Qwen/Qwen3-1.7B"
+    assert given["actor_rollout_ref.rollout.n"] == "8"
+    assert given["data.max_response_length"] == "1024"
+    loss = "+actor_rollout_ref.actor.policy_loss"
+    assert [given[f"{loss}.{key}"] for key in ("target", "anchor", "tau", "tau_schedule")] == [
+        "plackett_luce",
+        "on_policy",
+        "0.8",
+        "hybrid",
+    ]
+    assert [given[f"{loss}.tau_{part}_weight"] for part in ("entropy", "reward")] == ["0.2", "0.5"]
+
+
+def test_verl_data_writes_problems_of_the_levels_asked_for(tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    rows = [
+        {"problem": f"What is {n}+{n}?", "solution": rf"It is \boxed{{{2 * n}}}.", "level": f"Level {n}"}
+        for n in range(1, 6)
+    ]
+    (tmp_path / "math.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    out = tmp_path / "train.parquet"
+    given = ("verl-data", str(tmp_path / "math.jsonl"), "--levels", "3", "--levels", "4")
+    result = run(*given, "--out", str(out))
+    assert result.returncode == 0, result.stderr
+    assert "2 problems" in result.stdout
+    found = parquet.read_table(out).to_pylist()
+    assert [row["reward_model"]["ground_truth"] for row in found] == ["6", "8"]
+    assert [row["extra_info"]["level"] for row in found] == [3, 4]
+    assert found[0]["prompt"][0]["content"].startswith("What is 3+3?\n")
+    assert {path.name for path in tmp_path.iterdir()} == {"math.jsonl", "train.parquet"}
+    refused = run(*given, "--out", str(tmp_path / "nowhere" / "train.parquet"))
+    assert refused.returncode == 2
+    assert "there is no folder" in refused.stderr
+    assert refused.stderr.count("\n") == 1
 
 
 def test_bench_compares_output_layers():

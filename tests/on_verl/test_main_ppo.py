@@ -1,17 +1,16 @@
 """verl's own command, unmodified, from end to end: Ray, two workers, rollouts, two steps."""
 
-import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
-import pandas
 import pytest
 import tiny
+from processes import environment
 
-import adpo
+from adpo.integrations.verl.data import write
 from adpo.integrations.verl.recipe import POLICY_LOSS
+from adpo.lm.tasks import Problem
 
 REWARD = """
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, **_):
@@ -46,22 +45,12 @@ transfer_queue.enable=True transfer_queue.backend.SimpleStorage.num_data_storage
 def verl(folder, *more):
     tiny.save(folder / "model")
     (folder / "reward.py").write_text(REWARD)
-    rows = [
-        {
-            "data_source": "digits",
-            "prompt": [{"role": "user", "content": f"{number}+{number + 1}="}],
-            "ability": "math",
-            "reward_model": {"style": "rule", "ground_truth": str(2 * number + 1)},
-            "extra_info": {"index": number},
-        }
-        for number in range(8)
-    ]
-    pandas.DataFrame(rows).to_parquet(folder / "train.parquet")
+    sums = [(f"{number}+{number + 1}=", str(2 * number + 1)) for number in range(8)]
+    write([Problem("math", 1, asked, asked, answer) for asked, answer in sums], folder / "train.parquet", "")
     loss = [
         f"{POLICY_LOSS}._target_=adpo.integrations.verl.settings.ADPOPolicyLoss",
         f"{POLICY_LOSS}.loss_mode=adpo",
     ]
-    paths = [str(Path(__file__).parent), str(Path(adpo.__file__).parent.parent)]
     return subprocess.run(
         [sys.executable, "-m", "verl.trainer.main_ppo", *ARGUMENTS.format(folder=folder).split(), *loss, *more],
         cwd=folder,
@@ -69,16 +58,7 @@ def verl(folder, *more):
         text=True,
         timeout=900,
         check=False,
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(paths),
-            "VERL_PLATFORM": "cpu",
-            "VERL_ENGINE_DEVICE": "cuda",
-            "VERL_USE_EXTERNAL_MODULES": "cpu_platform",  # adpo comes by its entry point
-            "HF_HUB_OFFLINE": "1",
-            "OMP_NUM_THREADS": "1",
-            "RAY_DEDUP_LOGS": "0",
-        },
+        env=environment(RAY_DEDUP_LOGS="0"),
     )
 
 

@@ -7,8 +7,10 @@ from hydra import compose, initialize_config_module
 from hypothesis import given
 from hypothesis import strategies as st
 from verl.trainer.ppo import core_algos
+from verl.utils.reward_score import default_compute_score
 
 from adpo.integrations.verl import plugin, recipe  # noqa: F401  (the plug-in registers)
+from adpo.integrations.verl.data import SCORED_AS
 from adpo.integrations.verl.settings import check
 from adpo.integrations.verl.trainer import dealt, filled
 
@@ -85,3 +87,9 @@ def test_every_mini_batch_holds_its_groups_whole(data):
 def test_a_group_that_is_too_large():
     with pytest.raises(ValueError, match="does not fit into a mini-batch of 2"):
         filled(["a", "a", "a"], 2)
+
+
+def test_verl_scores_the_problems_that_adpo_writes():
+    assert default_compute_score(SCORED_AS, r"so it is \boxed{\frac{1}{2}}", r"\frac{1}{2}") == 1.0
+    assert default_compute_score(SCORED_AS, r"so it is \boxed{3}", r"\frac{1}{2}") == 0.0
+    assert default_compute_score(SCORED_AS, "who knows", "3") == 0.0

@@ -7,13 +7,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._dynamo.utils import counters
+from torch.nn.attention.flex_attention import BlockMask
 
 pytest.importorskip("transformers")
 
 import test_packed
 
 from adpo.lm import attention_kernels
-from adpo.lm.attention_kernels import BLOCK, KERNELS, block_mask, flash, kernel_for, prepared, why_not
+from adpo.lm.attention_kernels import BLOCK, KERNELS, blocks_of, flash, kernel_for, prepared, why_not
+from adpo.lm.compiled import CompiledLayers
 from adpo.lm.packed_scoring import packed_seq_logp
 from adpo.lm.packing import packed
 from adpo.lm.scorer import Forms, Scorer, available_forms
@@ -51,8 +54,9 @@ def dense(plan):
 @given(LENGTHS.filter(len), st.booleans())
 def test_blocks_of_flex_attention_are_those_with_a_pair(groups, share):
     plan = packed(*rows_of(groups), share).plan
-    table, mask = dense(plan), block_mask(plan)
+    table, blocks = dense(plan), blocks_of(plan)
     queries, keys = table.shape
+    mask = blocks.mask(queries, keys)
     number = [torch.arange(count) for count in table.shape]
     assert torch.equal(mask.mask_mod(0, 0, number[0][:, None], number[1]), table)
     covered, full = (torch.zeros(-(-queries // BLOCK), -(-keys // BLOCK), dtype=torch.bool) for _ in range(2))
@@ -64,6 +68,12 @@ def test_blocks_of_flex_attention_are_those_with_a_pair(groups, share):
         part = table[i * BLOCK : (i + 1) * BLOCK, j * BLOCK : (j + 1) * BLOCK]
         assert bool(covered[i, j] or full[i, j]) == bool(part.any())
         assert not full[i, j] or part.all()
+    plain = BlockMask.from_kv_blocks(*blocks[:4], BLOCK_SIZE=BLOCK, mask_mod=mask.mask_mod)
+    for name in ("q", "full_q"):  # what the backward pass goes by
+        mine, theirs = (getattr(each, f"{name}_num_blocks") for each in (mask, plain))
+        assert torch.equal(mine, theirs)
+        mine, theirs = (getattr(each, f"{name}_indices") for each in (mask, plain))
+        assert torch.equal(mine, theirs)
 
 
 @torch.no_grad()
@@ -77,6 +87,31 @@ def test_flex_attention_gives_log_probabilities_of_padded_rows(share, seed):
     found = packed_seq_logp(model, batch._replace(plan=prepared(batch.plan, "flex")))
     expected = seq_logp(model, sequences(prompts, completions, pad=0))
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_flex_attention_is_in_the_graph_of_the_layers_once_for_all_sizes():
+    sizes = []
+
+    def looked_at(graph, _):
+        """Blocks must have a size that is known: the compiler has no kernel for any other."""
+        calls = [node for node in graph.graph.nodes if "flex_attention" in str(node.target)]
+        sizes.extend(tuple(node.args[4][-3:-1]) for node in calls)
+        return graph.forward
+
+    torch._dynamo.reset()
+    model = test_packed.model("qwen3")
+    layers, seen = CompiledLayers(model, backend=looked_at), []
+    for seed in range(6):
+        prompts, completions = test_packed.lists(seed, groups=seed + 2)
+        batch = packed(prompts, completions)
+        found = packed_seq_logp(model, batch._replace(plan=prepared(batch.plan, "flex")))
+        expected = seq_logp(model, sequences(prompts, completions, pad=0))
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+        seen.append(counters["stats"]["unique_graphs"])
+    assert layers.why_not is None
+    assert set(sizes) == {(BLOCK, BLOCK)}
+    assert seen[2] == seen[-1], seen  # one block of keys is another graph than several
 
 
 def test_the_kernel_asked_for_is_used(monkeypatch):

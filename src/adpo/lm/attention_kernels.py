@@ -17,7 +17,7 @@ import importlib.util
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -83,7 +83,7 @@ def flash_package() -> str | None:
 
 def prepared(plan: Plan, kernel: str) -> Plan:
     """For this kernel; what FlexAttention needs is made once for all layers."""
-    return replace(plan, kernel=kernel, blocks=block_mask(plan) if kernel == "flex" else None)
+    return replace(plan, kernel=kernel, blocks=blocks_of(plan) if kernel == "flex" else None)
 
 
 def varlen(q: Tensor, k: Tensor, v: Tensor, plan: Plan, scaling: float | None) -> Tensor:
@@ -130,7 +130,31 @@ def flash(q: Tensor, k: Tensor, v: Tensor, plan: Plan, scaling: float | None) ->
     return out
 
 
-def block_mask(plan: Plan) -> BlockMask:
+class Blocks(NamedTuple):
+    """For FlexAttention: who attends to whom, block by block, seen from both sides, and the keys of each query."""
+
+    kv_num_blocks: Tensor
+    kv_indices: Tensor
+    full_kv_num_blocks: Tensor
+    full_kv_indices: Tensor
+    q_num_blocks: Tensor
+    q_indices: Tensor
+    full_q_num_blocks: Tensor
+    full_q_indices: Tensor
+    first: Tensor  # [queries]
+    last: Tensor  # [queries]
+
+    def mask(self, queries: int, keys: int) -> BlockMask:
+        """Made in the graph, where the size of a block is a constant: the compiler takes no other."""
+        first, last = self.first, self.last
+
+        def seen(_: Tensor, __: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            return (key >= first[query]) & (key <= last[query])
+
+        return BlockMask((queries, keys), *self[:8], BLOCK_SIZE=(BLOCK, BLOCK), mask_mod=seen)
+
+
+def blocks_of(plan: Plan) -> Blocks:
     """Queries of a block attend to an interval: from the first key of its first query to the last of its last.
 
     Blocks inside one stretch, and wholly before the diagonal, need no look at single pairs.
@@ -144,13 +168,7 @@ def block_mask(plan: Plan) -> BlockMask:
     one_stretch = (first[begins] == first[ends])[:, None]
     full = one_stretch & (of_keys >= first[begins, None]) & (of_keys + BLOCK - 1 <= last[begins, None])
     partial = needed & ~full
-
-    def seen(_: Tensor, __: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return (key >= first[query]) & (key <= last[query])
-
-    return BlockMask.from_kv_blocks(
-        *_listed(partial), *_listed(full), BLOCK_SIZE=BLOCK, mask_mod=seen, seq_lengths=(queries, keys)
-    )
+    return Blocks(*_listed(partial), *_listed(full), *_listed(partial.T), *_listed(full.T), first, last)
 
 
 def _intervals_of_keys(plan: Plan) -> tuple[Tensor, Tensor]:
@@ -169,7 +187,9 @@ def _listed(table: Tensor) -> tuple[Tensor, Tensor]:
 
 @functools.lru_cache(maxsize=1)
 def _compiled_flex() -> Callable[..., Any]:
-    made: Callable[..., Any] = torch.compile(flex_attention, dynamic=True)
+    made: Callable[..., Any] = torch.compile(
+        flex_attention
+    )  # sizes that change are noticed; that of a block stays
     return made
 
 
@@ -177,7 +197,8 @@ def flex(q: Tensor, k: Tensor, v: Tensor, plan: Plan, scaling: float | None) -> 
     inside = torch.compiler.is_compiling() or q.device.type == "cpu"
     attend: Any = flex_attention if inside else _compiled_flex()
     states = (part.transpose(0, 1).unsqueeze(0) for part in (q, k, v))
-    found = attend(*states, block_mask=plan.blocks, scale=scaling, enable_gqa=q.shape[1] != k.shape[1])
+    mask = plan.blocks.mask(len(q), len(k))
+    found = attend(*states, block_mask=mask, scale=scaling, enable_gqa=q.shape[1] != k.shape[1])
     out: Tensor = found.squeeze(0).transpose(0, 1)
     return out
 

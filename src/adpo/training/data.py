@@ -75,7 +75,7 @@ def _generated(run: RunSettings, count: int, split: tasks.Split, seed: int) -> l
 def _load(name: str, split: str, run: RunSettings) -> list[Problem]:
     if is_file(name):
         return data.load(name, run.levels)
-    return data.of_rows(_named(name, run.data_config, split), f"{name}, {split}", run.levels)
+    return data.of_rows(named(name, run.data_config, split), f"{name}, {split}", run.levels)
 
 
 def is_file(name: str) -> bool:
@@ -83,7 +83,7 @@ def is_file(name: str) -> bool:
     return Path(name).is_file() or name.endswith((".jsonl", ".json"))
 
 
-def _named(name: str, config: str | None, split: str) -> Any:
+def named(name: str, config: str | None, split: str) -> Any:
     """A data set by the name `datasets` knows it by; a folder will do."""
     import datasets
 
@@ -126,7 +126,7 @@ def _own_rows(run: RunSettings) -> tuple[list[Row], list[Row]]:
 
 
 def _read(name: str, split: str, run: RunSettings) -> list[Row]:
-    rows = data.read_rows(Path(name)) if is_file(name) else enumerate(_named(name, run.data_config, split), 1)
+    rows = data.read_rows(Path(name)) if is_file(name) else enumerate(named(name, run.data_config, split), 1)
     found = []
     for number, row in rows:
         prompt = row.get("prompt")

@@ -27,6 +27,7 @@ PAPER = {
     "actor_rollout_ref.rollout.name": "vllm",
     "actor_rollout_ref.rollout.n": "8",
     "actor_rollout_ref.rollout.tensor_model_parallel_size": "1",
+    "trainer.total_epochs": "2",
 }
 """Four mini-batches a rollout: with one the policy would never leave its anchor."""
 

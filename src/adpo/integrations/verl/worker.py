@@ -17,6 +17,7 @@ from adpo.integrations.passes import then_sharded
 from adpo.integrations.verl import rows
 from adpo.integrations.verl.loss import WEIGHT, weighted_logp
 from adpo.integrations.verl.settings import CURRENT, ADPOPolicyLoss
+from adpo.ranks import Ranks
 
 KEYS = ("use_dynamic_bsz", "max_token_len_per_gpu", "micro_batch_size_per_gpu", "use_fused_kernels")
 
@@ -61,9 +62,8 @@ class ADPOTrainingWorker(TrainingWorker):  # type: ignore[misc]
 
     def _counted(self, ids: Tensor) -> dict[int, int]:
         """How many rows each group has over all ranks."""
-        found: list[Any] = [None] * self.engine.get_data_parallel_size()
-        dist.all_gather_object(found, ids.tolist(), self._group)
-        everyone, counts = torch.unique(torch.tensor([one for ids in found for one in ids]), return_counts=True)
+        found = torch.cat(Ranks(self._group).gather(ids.to(self.device_name)))
+        everyone, counts = torch.unique(found, return_counts=True)
         return dict(zip(everyone.tolist(), counts.tolist(), strict=True))
 
     def _temperature(self, data: TensorDict) -> float:
