@@ -1,7 +1,6 @@
 """Two processes on packed rows: however many rows, passes or members they have, they train as on padded rows."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import test_packed_online as packs
 import test_trl_online as online
 import tiny_lm
 import torch
+import two_processes
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
@@ -136,16 +136,7 @@ def worker(folder):
 
 def test_two_processes(tmp_path):
     tiny_lm.model().save_pretrained(tmp_path / "start")
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [*launcher, str(Path(__file__)), str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-    )
+    done = two_processes.run(__file__, tmp_path)
     for name in CASES:
         assert done.stdout.count(f"alike: {name};") == 2, done.stderr[-3000:]
 

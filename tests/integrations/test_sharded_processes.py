@@ -1,7 +1,6 @@
 """Two processes with sharded parameters (FSDP2) train as two with parameters of their own."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import test_listwise_trainer as lists
 import test_packed_processes as two
 import tiny_lm
 import torch
+import two_processes
 from accelerate.utils import DistributedType
 from datasets import Dataset
 
@@ -80,16 +80,7 @@ def worker(folder):
 
 def test_two_processes(tmp_path):
     tiny_lm.model().save_pretrained(tmp_path / "start")
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [*launcher, str(Path(__file__)), str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-    )
+    done = two_processes.run(__file__, tmp_path)
     for name in (*CASES, "lists"):
         assert done.stdout.count(f"alike: {name};") == 2, done.stderr[-3000:]
 
