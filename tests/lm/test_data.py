@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from adpo.lm.data import final_answer, load, refuse_overlap
+from adpo.lm.data import final_answer, load, refuse_overlap, without_likes_of
 
 GSM = {"question": "How many?", "answer": "It is 9 * 2 = <<9*2=18>>18.\n#### 1,018"}
 MATH = {"problem": "Half of one?", "solution": r"So $\boxed{\frac{1}{2}}$.", "level": "Level 3", "type": "Algebra"}
@@ -21,6 +21,55 @@ def test_both_styles_are_read(tmp_path):
     (math,) = load(write(tmp_path / "math.jsonl", MATH, {**MATH, "level": "Level 5"}), levels=[3, 4])
     assert (math.answer, math.level) == (r"\frac{1}{2}", 3)
     assert len(load(write(tmp_path / "many.jsonl", *[GSM] * 5), limit=2)) == 2
+
+
+SVAMP = {"Body": "Ann had 5 apples", "Question": "How many?", "Answer": 5.0, "Type": "Addition", "ID": "chal-1"}
+MAWPS = {"input": " Tom has 0.5 of a cup. How much ? ", "target": 0.5, "type": "singleop"}
+ARC = {
+    "question": "What is hot?",
+    "choices": {"text": ["ice", "fire", "air"], "label": ["1", "2", "3"]},
+    "answerKey": "2",
+}
+MMLU = {"question": "What is cold?", "choices": ["ice", "fire", "air", "sea"], "answer": 0, "subject": "physics"}
+
+
+@pytest.mark.parametrize(
+    ("row", "task", "question", "answer"),
+    [
+        (SVAMP, "math", "Ann had 5 apples. How many?", "5"),
+        (MAWPS, "math", "Tom has 0.5 of a cup. How much ?", "0.5"),
+        (ARC, "letter", "What is hot?\nA. ice\nB. fire\nC. air", "B"),
+        (MMLU, "letter", "What is cold?\nA. ice\nB. fire\nC. air\nD. sea", "A"),
+    ],
+)
+def test_rows_are_known_by_their_fields(tmp_path, row, task, question, answer):
+    (found,) = load(write(tmp_path / "rows.jsonl", row))
+    assert (found.task, found.question, found.answer) == (task, question, answer)
+
+
+@pytest.mark.parametrize(
+    ("row", "complaint"),
+    [
+        ({**SVAMP, "Answer": "five"}, "the answer must be a number"),
+        ({**MAWPS, "input": ""}, "input must be text"),
+        ({**ARC, "answerKey": "Z"}, "is none of the labels"),
+        ({**ARC, "choices": ["a", "b"]}, "choices must hold text and label"),
+        ({**MMLU, "answer": 4}, "must be the number of a choice"),
+        ({**MMLU, "choices": ["one"]}, "expected 2 to 10 choices"),
+        ({"text": "?"}, "expected question and answer, or problem and solution, or input and target, or"),
+    ],
+)
+def test_bad_rows_are_one_line(tmp_path, row, complaint):
+    with pytest.raises(ValueError, match=complaint) as caught:
+        load(write(tmp_path / "rows.jsonl", row))
+    assert "line 1" in str(caught.value)
+
+
+def test_training_problems_like_held_out_ones_are_left_out(tmp_path):
+    train = load(write(tmp_path / "train.jsonl", MAWPS, {**MAWPS, "input": "Ann had 7 apples. How many?"}))
+    test = load(write(tmp_path / "test.jsonl", SVAMP))
+    assert [problem.answer for problem in without_likes_of(train, test)] == ["0.5"]
+    assert [problem.question[:3] for problem in without_likes_of(train, test)] == ["Tom"]
 
 
 @pytest.mark.parametrize(

@@ -117,3 +117,19 @@ def test_what_cannot_be_asked_for_is_refused(arguments, words):
     task, count, level = arguments
     with pytest.raises(ValueError, match=words):
         problems(task, count, level=level, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("given", "outcome"),
+    [
+        ("B", Outcome.correct),
+        ("(b) fire", Outcome.correct),
+        ("B. fire", Outcome.correct),
+        ("C", Outcome.wrong),
+        ("Because", Outcome.unparsable),
+        ("", Outcome.unparsable),
+        ("42", Outcome.unparsable),
+    ],
+)
+def test_letters(given, outcome):
+    assert check("letter", "B", given) is outcome

@@ -1,7 +1,11 @@
-"""Problems from files: GSM8K and data in the style of MATH, as JSON lines.
+"""Problems from files of JSON lines, by the fields of GSM8K, MATH, SVAMP, MAWPS, ARC or MMLU.
 
     rows = load("gsm8k/train.jsonl")                     # question, answer with "#### 42" at its end
     rows = load("math/train.jsonl", levels=[3, 4])       # problem, solution with a boxed answer, level
+    rows = load("svamp/test.jsonl")                      # Body, Question, Answer
+    rows = load("mawps/test.jsonl")                      # input, target
+    rows = load("arc/test.jsonl")                        # question, choices with text and label, answerKey
+    rows = load("mmlu/test.jsonl")                       # question, choices, answer: the number of a choice
 
 Every row becomes a `Problem` whose answer is what a verifier compares with.
 """
@@ -9,12 +13,14 @@ Every row becomes a `Problem` whose answer is what a verifier compares with.
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from adpo.lm.tasks import Problem
+from adpo.lm.tasks import LETTERS, Problem
 
 _LEVEL = re.compile(r"(?:Level )?([0-9]+|\?)")  # MATH has problems of "Level ?"
 _THOUSANDS = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
@@ -93,18 +99,102 @@ def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _problem(row: dict[str, Any], place: str) -> Problem:
-    for question, solution in (("question", "answer"), ("problem", "solution")):
-        if question in row and solution in row:
-            break
-    else:
-        raise ValueError(f"{place}: expected question and answer, or problem and solution; got {sorted(row)}")
-    text, worked = row[question], row[solution]
-    if not isinstance(text, str) or not isinstance(worked, str) or not text.strip():
-        raise ValueError(f"{place}: {question} and {solution} must be text")
+    """By the names of its fields."""
+    for names, read in _READERS.items():
+        if all(name in row for name in names):
+            text, task, answer = read(row, place)
+            level = _LEVEL.fullmatch(str(row.get("level", 0)))
+            if level is None:
+                raise ValueError(f'{place}: level must be a number or "Level 3"; got {row["level"]!r}')
+            return Problem(task, int(level[1]) if level[1] != "?" else 0, text, text, answer)
+    known = ", or ".join(" and ".join(names) for names in sorted(_READERS, key=len))
+    raise ValueError(f"{place}: expected {known}; got {sorted(row)}")
+
+
+Read = tuple[str, str, str]
+"""The question, the kind of answer, and the answer."""
+
+
+def _text(row: dict[str, Any], name: str, place: str) -> str:
+    value = row[name]
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"{place}: {name} must be text; got {value!r:.60}")
+    return value
+
+
+def _worked(question: str, solution: str, row: dict[str, Any], place: str) -> Read:
+    """GSM8K and MATH: the final answer stands at the end of a solution."""
+    text, worked = _text(row, question, place), _text(row, solution, place)
     answer = final_answer(worked)
     if answer is None:
         raise ValueError(f"{place}: {solution} holds no final answer (neither #### nor \\boxed)")
-    level = _LEVEL.fullmatch(str(row.get("level", 0)))
-    if level is None:
-        raise ValueError(f'{place}: level must be a number or "Level 3"; got {row["level"]!r}')
-    return Problem("math", int(level[1]) if level[1] != "?" else 0, text, text, answer)
+    return text, "math", answer
+
+
+def _number(value: Any, place: str) -> str:
+    """As a person would write it.
+
+    >>> _number(43.0, ""), _number(33.56, ""), _number(0.8333333333, "")
+    ('43', '33.56', '0.8333333333')
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{place}: the answer must be a number; got {value!r:.60}")
+    return str(int(value)) if value == int(value) else f"{value:.12g}"
+
+
+def _svamp(row: dict[str, Any], place: str) -> Read:
+    text = f"{_text(row, 'Body', place).strip().rstrip('.')}. {_text(row, 'Question', place).strip()}"
+    return text, "math", _number(row["Answer"], place)
+
+
+def _mawps(row: dict[str, Any], place: str) -> Read:
+    return _text(row, "input", place).strip(), "math", _number(row["target"], place)
+
+
+def _arc(row: dict[str, Any], place: str) -> Read:
+    choices = row["choices"]
+    if not isinstance(choices, dict) or not isinstance(choices.get("text"), list):
+        raise ValueError(f"{place}: choices must hold text and label; got {choices!r:.60}")
+    labels = [str(label) for label in choices.get("label") or []]
+    if str(row["answerKey"]) not in labels:
+        raise ValueError(f"{place}: answerKey {row['answerKey']!r:.20} is none of the labels {labels}")
+    return _letters(_text(row, "question", place), choices["text"], labels.index(str(row["answerKey"])), place)
+
+
+def _mmlu(row: dict[str, Any], place: str) -> Read:
+    return _letters(_text(row, "question", place), row["choices"], row["answer"], place)
+
+
+def _letters(question: str, choices: Any, right: Any, place: str) -> Read:
+    """A question with its choices, one a line, each behind a letter."""
+    if not isinstance(choices, list) or not 2 <= len(choices) <= len(LETTERS):
+        raise ValueError(f"{place}: expected 2 to {len(LETTERS)} choices; got {choices!r:.60}")
+    if isinstance(right, bool) or not isinstance(right, int) or not 0 <= right < len(choices):
+        raise ValueError(f"{place}: the answer must be the number of a choice, from 0; got {right!r:.20}")
+    lines = [f"{letter}. {choice}" for letter, choice in zip(LETTERS, choices, strict=False)]
+    return "\n".join([question.strip(), *lines]), "letter", LETTERS[right]
+
+
+_READERS: dict[tuple[str, ...], Callable[[dict[str, Any], str], Read]] = {
+    ("question", "choices", "answerKey"): _arc,
+    ("question", "choices", "answer"): _mmlu,
+    ("question", "answer"): partial(_worked, "question", "answer"),
+    ("problem", "solution"): partial(_worked, "problem", "solution"),
+    ("Body", "Question", "Answer"): _svamp,
+    ("input", "target"): _mawps,
+}
+
+
+def without_likes_of(train: Sequence[Problem], *held_out: Sequence[Problem]) -> list[Problem]:
+    """Training problems whose words, numbers apart, are those of no held-out problem."""
+    seen = {_words(problem.question) for problems in held_out for problem in problems}
+    return [problem for problem in train if _words(problem.question) not in seen]
+
+
+def _words(text: str) -> str:
+    """What a question says, whatever its numbers.
+
+    >>> _words("Ann had 5 apples.  She ate 2!"), _words("ann had 12 apples; she ate 1.5")
+    ('ann had apples she ate', 'ann had apples she ate')
+    """
+    return " ".join(re.findall(r"[a-z]+", text.lower()))

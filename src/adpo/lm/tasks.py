@@ -19,6 +19,9 @@ from adpo.lm.expressions import NotArithmeticError, evaluate
 Split = Literal["train", "test"]
 TEST_SHARE = 0.1
 LEVELS = 5
+LETTER = "letter"
+"""The kind of questions with choices, which come from files."""
+LETTERS = "ABCDEFGHIJ"
 PATIENCE = 2000  # draws without a new problem, after which a level is taken to have no more
 
 
@@ -99,10 +102,11 @@ def check(task: str, answer: str, given: str) -> Outcome:
     """Whether ``given``, the final answer of a model, solves the problem."""
     if len(given) > 10_000 or "\0" in given:
         return Outcome.unparsable
-    return TASKS[task].check(answer, given)
+    return _same_letter(answer, given) if task == LETTER else TASKS[task].check(answer, given)
 
 
 _WHOLE = re.compile(r"[+-]?[0-9]{1,30}")
+_LETTER = re.compile(r"\(?([A-Za-z])(?![A-Za-z'])")
 
 
 def _same_number(answer: str, given: str) -> Outcome:
@@ -133,6 +137,14 @@ def _reaches_target(answer: str, given: str) -> Outcome:
             return Outcome.wrong
         available.remove(number)
     return Outcome.correct if value == int(target) else Outcome.wrong
+
+
+def _same_letter(answer: str, given: str) -> Outcome:
+    """One letter, alone or before a dot or bracket: "B", "(B)", "B. the second"."""
+    found = _LETTER.match(given.strip())
+    if found is None:
+        return Outcome.unparsable
+    return Outcome.correct if found[1].upper() == answer else Outcome.wrong
 
 
 def _arithmetic(draw: random.Random, level: int) -> tuple[str, str, str]:
