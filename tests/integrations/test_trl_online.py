@@ -10,11 +10,13 @@ import tiny_lm
 import torch
 from datasets import Dataset
 
-from adpo.algorithm import Algorithm1
+from adpo.algorithm import Algorithm1, Batch
+from adpo.anchors import Zero
 from adpo.core.temperature import ConstantTau
 from adpo.integrations.trl import ADPOConfig, ADPOTrainer
 
 GROUP = 4
+PER_STEP = 4
 PROMPTS = [f"{i}+{i + 1}=" for i in range(4)]
 LENGTH = 5
 
@@ -268,6 +270,7 @@ def test_groups_that_would_straddle_two_optimizer_steps_are_refused(tmp_path):
         {"anchor": "fixed"},
         {"anchor": "ema", "anchor_decay": 0.9},
         {"anchor": "refresh", "anchor_every": 2},
+        {"anchor": "none", "tau": 20.0},
         {"tau_schedule": "guarded", "tau_min": 0.5, "tau_max": 2.0},
         {"tau_schedule": "hybrid", "tau": 0.8},
         {"target": "kde", "logp_reduction": "mean", "tau": 0.1},
@@ -291,6 +294,20 @@ def test_a_fixed_anchor_is_the_policy_at_the_start(tmp_path):
     on_policy = trained(tmp_path, 8, 2)
     third = [log for log in on_policy.state.log_history if "adpo/anchor_kl" in log][2]
     assert third["adpo/anchor_kl"] == pytest.approx(0, abs=1e-12)
+
+
+def test_without_an_anchor_u_is_the_log_probability_itself(tmp_path):
+    options = {"anchor": "none", "tau": 20.0}
+    world, policy = FixedWorld(PER_STEP), Scored(PER_STEP)
+    contexts = world.contexts()
+    candidates = world.sample(policy, contexts)
+    batch = Batch(contexts, candidates, {"rewards": world.rewards(contexts, candidates)})
+    objective = ADPOConfig(output_dir="unused", use_cpu=True, bf16=False, **options).objective()
+    algorithm = Algorithm1(policy, objective, ConstantTau(20.0), torch.optim.SGD(policy.parameters(), 0.05))
+    list(algorithm.offline([batch, batch], Zero()))
+    found = weights(trained(tmp_path, 8, 2, steps=2, **options))
+    for one, other in zip(found, policy.parameters(), strict=True):
+        torch.testing.assert_close(one, other.detach(), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("rule", ["zero", "mask", "keep"])

@@ -24,7 +24,7 @@ class Anchored(Rollouts):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
-        if sharded and (self.args.anchor != "on_policy" or self.args.kl_budget):
+        if sharded and (self.args.anchor not in ("on_policy", "none") or self.args.kl_budget):
             raise ValueError(
                 "anchors that keep a copy of the weights, and kl_budget, do not work on sharded parameters (FSDP, "
                 "DeepSpeed): use the on_policy anchor"
@@ -35,7 +35,7 @@ class Anchored(Rollouts):
         self._calibrating: tuple[Rows, Tensor] | None = None  # rows of a step, and their logp before it
 
     def _made_anchor(self, args: ADPOConfig) -> Self | None:
-        """None is the on-policy anchor: its log-probabilities are taken when the completions are sampled."""
+        """None also for the on-policy anchor: its log-probabilities are taken when completions are sampled."""
         policy: nn.Module = self.accelerator.unwrap_model(self.model)
         if args.anchor == "fixed":
             return Self(policy)
@@ -53,6 +53,8 @@ class Anchored(Rollouts):
 
     def _anchor_logp(self, rows: Rows) -> tuple[bool, Tensor | None]:
         """Whether the policy is at its anchor, and log-probabilities under it, where they are needed."""
+        if self.args.anchor == "none":
+            return False, None
         if self.state.global_step == self._sampled_at if self.anchor is None else self.anchor.coincides:
             self._calibrate_before(rows)
             return True, self._scored(self.model, rows) if self.objective.target.reads_anchor else None
@@ -67,7 +69,7 @@ class Anchored(Rollouts):
         """
         buffered = self._buffered_inputs or []
         once = self.num_iterations == 1 and self.args.steps_per_generation <= self.args.gradient_accumulation_steps
-        if self.anchor is not None or self.state.global_step != self._sampled_at or once:
+        if self.args.anchor != "on_policy" or self.state.global_step != self._sampled_at or once:
             return
         seen = iter(torch.split(logp, [len(buffered[number]["member"]) for number in self._window]))
         for number, part in enumerate(buffered):

@@ -33,9 +33,12 @@ MEANINGLESS = (
 class ADPOConfig(Coordinates, ScoringForms, SamplingForm, GRPOConfig):  # type: ignore[misc]
     """Arguments of `ADPOTrainer`; fields that are not listed here mean what they mean in TRL."""
 
-    ANCHORS: ClassVar[Sequence[str]] = ("on_policy", "fixed", "ema", "refresh")
+    ANCHORS: ClassVar[Sequence[str]] = ("on_policy", "fixed", "ema", "refresh", "none")
 
-    anchor: str = field(default="on_policy", metadata={"help": "on_policy, fixed, ema or refresh."})
+    anchor: str = field(
+        default="on_policy",
+        metadata={"help": "on_policy, fixed, ema, refresh, or none: u is the log-probability itself."},
+    )
     tau_confidence: str = field(
         default="answers",
         metadata={"help": "Confidence by the entropy of the final answers in a group, or of tokens (one pass)."},
@@ -66,6 +69,8 @@ class ADPOConfig(Coordinates, ScoringForms, SamplingForm, GRPOConfig):  # type: 
             raise ValueError(
                 f"tau_schedule auto needs the on_policy anchor (u is zero at its first step); got {self.anchor}"
             )
+        if self.anchor == "none" and self.prior_in_target:
+            raise ValueError("prior_in_target needs an anchor; got anchor none")
         if self.kl_budget is not None and self.kl_budget <= 0:
             raise ValueError(f"kl_budget must be positive; got {self.kl_budget}")
         self._check_layout()
