@@ -149,6 +149,54 @@ def distill(
     watch.tell(f"Results: {out / 'results.json'}")
 
 
+class ReasoningPreset(StrEnum):
+    """How much of the reasoning experiment to run."""
+
+    smoke = "smoke"
+    embedded = "embedded"
+    gpu = "gpu"
+    paper = "paper"
+
+
+@reproduce.command()
+def reasoning(
+    preset: Annotated[
+        ReasoningPreset,
+        typer.Option(
+            help="smoke: two minutes; embedded: the model of adpo train, hours; gpu: SmolLM2; paper: Qwen3."
+        ),
+    ] = ReasoningPreset.smoke,
+    methods: Annotated[
+        str | None, typer.Option(help="Some of adpo,adpo_pl,boltzmann,pl,grpo,dr_grpo,gspo.")
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(min=2, max=900, help="Instead of the preset's number.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("runs/reasoning"),
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where an earlier run in --out stopped.")] = False,
+    workers: Annotated[int, typer.Option(min=1, help="Processes side by side.")] = 1,
+    minutes: Annotated[float | None, typer.Option(min=0, help="Begin nothing after so many minutes.")] = None,
+    model: Annotated[str | None, typer.Option(help="A folder, a name, or a .gguf file.")] = None,
+    adapter: Annotated[str | None, typer.Option(help="LoRA adapter of the start.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder with the problems.")] = None,
+    warm_up: Annotated[
+        bool, typer.Option("--warm-up", help="Make the start instead: an adapter, written to --out.")
+    ] = False,
+) -> None:
+    """Experiment 3: a language model on verifiable rewards."""
+    require("reasoning", "lm", "trl", "datasets", "math_verify")
+    require("reasoning", "report", "matplotlib", "scipy")
+    from adpo.experiments.reasoning import run
+
+    watch = _Watch(width=220)
+    with watch.bar("reasoning") as done:
+        order = run.Order(out, resume, workers, done, minutes, model, adapter, data)
+        if warm_up:
+            watch.tell(run.warm_up(preset.value, order))
+            return
+        results = run.reproduce(preset.value, methods.split(",") if methods else None, seeds, order)
+    run.show(results, watch.console)
+    watch.tell(f"Results: {out / 'results.json'}")
+
+
 class _Watch:
     """A bar while a command works, and how long it took."""
 

@@ -210,3 +210,15 @@ def family(session):
             if int(its_session) == session and state != "Z":
                 alive.append(stat.parent.name)
     return alive
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_nothing_is_begun_after_the_time_is_up(tmp_path, workers):
+    """Of what works side by side, some is under way by the first look at the clock."""
+    many = [Cell(f"square {number}", partial(square, number, 1.0 if workers > 1 else 0.0)) for number in range(8)]
+    job = Job(tmp_path, {}, resume=False)
+    found = job.run(many, lambda *_: None, workers, until=time.monotonic() - 1)
+    assert len(found) <= (2 * workers + 1 if workers > 1 else 0)
+    assert all(job.has(cell) == (cell.name in found) for cell in many)
+    if workers == 1:
+        assert len(job.run(many, lambda *_: None, until=time.monotonic() + 60)) == 8

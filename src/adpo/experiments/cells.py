@@ -75,10 +75,12 @@ class Job:
         on_progress: Callable[[Cell, float], None],
         workers: int = 1,
         prepare: Callable[[], None] | None = None,
+        until: float | None = None,
     ) -> dict[str, Any]:
         """Every cell's result by name; ``on_progress`` hears how much of each is done, 1 at its end.
 
-        ``prepare`` is called once in every process that computes cells.
+        ``prepare`` is called once in every process that computes cells. After ``until``, a time of the monotonic
+        clock, nothing more is begun, and what is missing is not in the result.
         """
         missing = []
         for cell in cells:
@@ -88,12 +90,12 @@ class Job:
             else:
                 missing.append(cell)
         compute = _here if workers == 1 or len(missing) < 2 else _side_by_side
-        with closing(compute(missing, on_progress, min(workers, len(missing)), prepare)) as computed:
+        with closing(compute(missing, on_progress, min(workers, len(missing)), prepare, until)) as computed:
             for cell, result, seconds in computed:
                 write_json(self._path(cell), {"provenance": self.provenance, "result": result})
                 self._note_time(cell.name, seconds)
                 on_progress(cell, 1.0)
-        return {cell.name: self.result(cell) for cell in cells}
+        return {cell.name: self.result(cell) for cell in cells if until is None or self.has(cell)}
 
     def provenances(self, cells: Sequence[Cell]) -> list[dict[str, str]]:
         """What computed these cells: one entry, or several for a job that was resumed by other code."""
@@ -128,12 +130,22 @@ Computed = Generator[tuple[Cell, Any, float], None, None]
 """Cells as they end, with result and seconds; closing it ends the work."""
 
 
+def _over(until: float | None) -> bool:
+    return until is not None and time.monotonic() >= until
+
+
 def _here(
-    cells: Sequence[Cell], on_progress: Callable[[Cell, float], None], _: int, prepare: Callable[[], None] | None
+    cells: Sequence[Cell],
+    on_progress: Callable[[Cell, float], None],
+    _: int,
+    prepare: Callable[[], None] | None,
+    until: float | None,
 ) -> Computed:
     if prepare is not None and cells:
         prepare()
     for cell in cells:
+        if _over(until):
+            return
         yield cell, *_timed(cell, partial(on_progress, cell))
 
 
@@ -142,6 +154,7 @@ def _side_by_side(
     on_progress: Callable[[Cell, float], None],
     workers: int,
     prepare: Callable[[], None] | None,
+    until: float | None,
 ) -> Computed:
     """Heaviest first; when anything goes wrong or the user interrupts, no worker is left running."""
     context = multiprocessing.get_context("spawn")
@@ -157,6 +170,8 @@ def _side_by_side(
                     on_progress(by_name[name], share)
                 for future in sorted(ended, key=_failed):  # what went well is kept first
                     yield running.pop(future), *future.result()
+                if _over(until):
+                    running = {future: cell for future, cell in running.items() if not future.cancel()}
         except BaseException as error:
             for process in multiprocessing.active_children():
                 process.terminate()

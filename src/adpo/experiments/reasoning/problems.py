@@ -1,0 +1,80 @@
+"""What is trained on, what is watched, and what is asked in the exam: no problem is in two of them."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from adpo.experiments.reasoning.protocol import Preset
+from adpo.lm.data import load, without_likes_of
+from adpo.lm.tasks import Problem, up_to
+
+Row = dict[str, Any]
+EXAMS = {"svamp": "svamp/test.jsonl", "gsm8k": "gsm8k/test.jsonl"}
+TRAIN = "mawps/test.jsonl"
+"""Files of the data folder. MAWPS is for training alone, whatever its file is called."""
+INSTRUCTION = "Reason step by step, then give the final answer after ####."
+
+
+@dataclass(frozen=True)
+class Sets:
+    """Rows as TRL takes them: a prompt, and what rewards look at."""
+
+    train: list[Row]
+    watched: list[Row]  # of the learning curve: set aside from the training problems
+    exams: dict[str, list[Row]]  # by name; the first is the one that is reported
+    warm: list[Row] = field(default_factory=list)  # whose answers the start is taught
+
+
+def generated(preset: Preset) -> Sets:
+    """Arithmetic for the model of characters."""
+    train = up_to("arithmetic", 8000, level=preset.level, seed=0)
+    test = up_to("arithmetic", preset.examined, level=preset.level, seed=0, split="test")
+    rows = [_row(problem, problem.prompt) for problem in train]
+    return Sets(
+        rows[preset.watched :],
+        rows[: preset.watched],
+        {"arithmetic": [_row(problem, problem.prompt) for problem in test]},
+    )
+
+
+def held_out(data: Path) -> dict[str, list[Problem]]:
+    """All problems of the exams, asked or not."""
+    return {name: load(data / file) for name, file in EXAMS.items()}
+
+
+def from_files(data: Path, preset: Preset, tokenizer: Any) -> Sets:
+    """Problems in words; those that resemble one of an exam, numbers apart, are not trained on."""
+    exams = held_out(data)
+    once = {problem.question: problem for problem in load(data / TRAIN)}  # some are there several times
+    learnt = without_likes_of(list(once.values()), *exams.values())
+    random.Random(0).shuffle(learnt)
+    watched = learnt[: preset.watched]
+    rest = without_likes_of(learnt[preset.watched :], watched)
+    shuffled = {name: random.Random(0).sample(problems, len(problems)) for name, problems in exams.items()}
+    if len(rest) < 2 * preset.groups:
+        raise ValueError(
+            f"{data / TRAIN} has {len(rest)} problems unlike those of the exams; {2 * preset.groups} are needed"
+        )
+
+    def rows(problems: list[Problem]) -> list[Row]:
+        return [_row(problem, asked(problem.question, tokenizer)) for problem in problems]
+
+    return Sets(
+        rows(rest[len(rest) // 3 :]),
+        rows(watched),
+        {name: rows(problems[: preset.examined]) for name, problems in shuffled.items()},
+        rows(rest[: len(rest) // 3]),
+    )
+
+
+def asked(question: str, tokenizer: Any) -> Any:
+    """A question as the model takes it: messages where it has a template for them."""
+    text = f"{question}\n{INSTRUCTION}"
+    return [{"role": "user", "content": text}] if getattr(tokenizer, "chat_template", None) else f"{text}\n"
+
+
+def _row(problem: Problem, prompt: Any) -> Row:
+    return {"prompt": prompt, "task": problem.task, "answer": problem.answer, "question": problem.question}

@@ -1,0 +1,185 @@
+"""The protocol: every number of the experiment.
+
+Every method starts from the same weights, sees the same problems in the same order, samples as many completions,
+takes as many optimizer steps, and has the same learning rates to choose from. Several steps are taken on a
+rollout: with one, a policy never leaves its on-policy anchor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Method:
+    """A trainer of the package, and what its arguments add to those that all share."""
+
+    name: str
+    trainer: str  # adpo, grpo, dr_grpo, gspo: as in `adpo train`
+    arguments: tuple[tuple[str, Any], ...] = ()
+
+
+METHODS = {
+    method.name: method
+    for method in (
+        Method("ADPO", "adpo", (("target", "boltzmann"),)),
+        Method("ADPO Plackett-Luce", "adpo", (("target", "plackett_luce"),)),
+        Method("Boltzmann, no anchor", "adpo", (("target", "boltzmann"), ("anchor", "none"))),
+        Method("Plackett-Luce, no anchor", "adpo", (("target", "plackett_luce"), ("anchor", "none"))),
+        Method("GRPO", "grpo"),
+        Method("Dr. GRPO", "dr_grpo"),
+        Method("GSPO", "gspo", (("epsilon", 3e-4), ("epsilon_high", 4e-4))),
+    )
+}
+SHORT = {
+    "adpo": "ADPO",
+    "adpo_pl": "ADPO Plackett-Luce",
+    "boltzmann": "Boltzmann, no anchor",
+    "pl": "Plackett-Luce, no anchor",
+    "grpo": "GRPO",
+    "dr_grpo": "Dr. GRPO",
+    "gspo": "GSPO",
+}
+"""Names for the command line."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One training run."""
+
+    study: str
+    method: str
+    rate: float
+    seed: int
+    rollouts: int
+    inner: int = 4  # optimizer steps on a rollout
+    reward: str = "correct"
+    more: tuple[tuple[str, Any], ...] = ()  # what the study changes about the trainer's arguments
+
+    @property
+    def name(self) -> str:
+        changed = "".join(f"-{key}={value}" for key, value in self.more)
+        rewarded = "" if self.reward == "correct" else f"-{self.reward}"
+        return f"{self.study}-{self.method}-{self.rate:g}-seed{self.seed}-inner{self.inner}{rewarded}{changed}"
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Sizes, rates and studies."""
+
+    start: str  # embedded, smollm2, or a name or folder for transformers
+    methods: tuple[str, ...]
+    rates: tuple[float, ...]
+    seeds: int
+    groups: int  # in a rollout
+    members: int
+    longest: int  # tokens of a completion
+    rollouts: int  # of a reported run
+    short: int  # rollouts of a run that chooses the learning rate
+    watched: int  # held-out problems of the learning curve
+    examined: int  # of the exam
+    exam_samples: int = 8
+    watch_every: int = 10  # rollouts
+    inner: int = 4
+    mini_batches: int = 4  # at most, of a rollout; further steps are further passes over it
+    inners: tuple[int, ...] = ()
+    wider: tuple[float, ...] = ()  # factors on each method's best rate
+    controls: tuple[str, ...] = ()  # rewards that say nothing
+    temperature: float = 1.0
+    level: int = 2  # of the embedded model's arithmetic
+
+    def described(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def choosing(self) -> Iterator[Trial]:
+        """One seed for each learning rate."""
+        for method in self.methods:
+            for rate in self.rates:
+                yield Trial("rates", method, rate, 0, self.short, self.inner)
+
+    def reported(self, best: dict[str, float]) -> Iterator[Trial]:
+        """Each method at its own best rate; other seeds than those that chose it."""
+        for method in self.methods:
+            yield from self._seeds(Trial("seeds", method, best[method], 0, self.rollouts, self.inner))
+
+    def beside(self, best: dict[str, float]) -> Iterator[Trial]:
+        """Other numbers of steps on a rollout, larger rates, rewards that say nothing, mean log-probabilities."""
+        for method in self.methods:
+            base = Trial("inner", method, best[method], 1, self.rollouts, self.inner)
+            yield from (replace(base, inner=inner) for inner in self.inners if inner != self.inner)
+            for factor in self.wider:
+                yield replace(base, study="range", rate=factor * best[method])
+            yield from (replace(base, study="control", reward=reward) for reward in self.controls)
+            if self.inners and METHODS[method].trainer == "adpo":
+                yield replace(base, study="mean", more=(("logp_reduction", "mean"), ("tau", 0.1)))
+
+    def _seeds(self, trial: Trial) -> Iterator[Trial]:
+        return (replace(trial, seed=seed) for seed in range(1, 1 + self.seeds))
+
+
+HEADLINE = ("ADPO", "ADPO Plackett-Luce", "Boltzmann, no anchor", "Plackett-Luce, no anchor")
+BASELINES = ("GRPO", "Dr. GRPO", "GSPO")
+PRESETS = {
+    "smoke": Preset(
+        start="embedded",
+        methods=("ADPO", "GRPO"),
+        rates=(3e-4,),
+        seeds=2,
+        groups=8,
+        members=4,
+        longest=5,
+        rollouts=2,
+        short=1,
+        watched=16,
+        examined=32,
+        exam_samples=4,
+        watch_every=1,
+    ),
+    "embedded": Preset(
+        start="embedded",
+        methods=(*HEADLINE, *BASELINES),
+        rates=(1e-4, 3e-4, 1e-3, 3e-3),
+        seeds=5,
+        groups=32,
+        members=8,
+        longest=5,
+        rollouts=60,
+        short=30,
+        watched=200,
+        examined=500,
+        inners=(1, 4, 8),
+        wider=(3.0, 10.0),
+        controls=("random", "format"),
+    ),
+    "gpu": Preset(
+        start="smollm2",
+        methods=(*HEADLINE, *BASELINES),
+        rates=(1e-6, 3e-6, 1e-5, 3e-5),
+        seeds=5,
+        groups=64,
+        members=8,
+        longest=160,
+        rollouts=60,
+        short=20,
+        watched=256,
+        examined=1000,
+        inners=(1, 4, 8),
+        wider=(3.0, 10.0),
+        controls=("random", "format"),
+    ),
+    "paper": Preset(
+        start="Qwen/Qwen3-1.7B",
+        methods=("ADPO Plackett-Luce", "GRPO", "GSPO"),
+        rates=(1.5e-6, 5e-6, 1.5e-5, 5e-5),
+        seeds=5,
+        groups=64,
+        members=8,
+        longest=1024,
+        rollouts=200,
+        short=40,
+        watched=256,
+        examined=1000,
+    ),
+}

@@ -1,0 +1,180 @@
+"""The experiment as a job: the start's own exam, then trials, each a cell."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from adpo.experiments.cells import Cell, Job, Report
+from adpo.experiments.reasoning import problems, summary, trial, warmup
+from adpo.experiments.reasoning.figures import draw
+from adpo.experiments.reasoning.problems import EXAMS, TRAIN, Sets
+from adpo.experiments.reasoning.protocol import PRESETS, SHORT, Preset, Trial
+from adpo.experiments.reasoning.starts import Start, embedded_start
+from adpo.experiments.reasoning.tables import markdown, terminal
+from adpo.files import write_json
+from adpo.provenance import provenance
+from adpo.training.models import quiet
+
+
+@dataclass(frozen=True)
+class Order:
+    """Where results go, and how the work is done."""
+
+    out: Path
+    resume: bool = False
+    workers: int = 1
+    on_progress: Callable[[float], None] = lambda _: None
+    minutes: float | None = None  # begin no trial after so many
+    model: str | None = None  # in place of the preset's
+    adapter: str | None = None
+    data: Path | None = None  # folder with the problems
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a trial needs to know, in whichever process it is carried out."""
+
+    preset: Preset
+    start: Start
+    data: Path | None
+
+    @property
+    def sets(self) -> Sets:
+        return _sets(self)
+
+
+@lru_cache(maxsize=1)
+def _sets(place: Place) -> Sets:
+    if place.preset.start == "embedded":
+        return problems.generated(place.preset)
+    assert place.data is not None
+    _, tokenizer = place.start.load()
+    return problems.from_files(place.data, place.preset, tokenizer)
+
+
+def reproduce(name: str, methods: Sequence[str] | None, seeds: int | None, order: Order) -> dict[str, Any]:
+    """Run what is missing; write ``results.json``, ``tables.md`` and figures."""
+    quiet()
+    preset = _chosen(name, methods, seeds)
+    place = Place(preset, _start(preset, order), order.data)
+    description = {"experiment": "reasoning", "preset": name, "start": place.start.digest(), **preset.described()}
+    job = Job(order.out, description, order.resume, provenance())
+    work = _Work(job, place, order)
+    (start,) = work.done([Cell("start", partial(_examined, place))])
+    runs = work.trials(preset.choosing())
+    best = summary.chosen_rates(runs)
+    if len(best) == len(preset.methods):
+        runs += work.trials(preset.reported(best))
+        runs += work.trials(preset.beside(best))
+    results = {
+        "preset": name,
+        "provenance": job.provenances(work.ended),
+        "start_digest": place.start.digest(),
+        "start": start,
+        "best_rates": best,
+        "runs": runs,
+        "rows": summary.rows_of(runs, start),
+        "against": summary.against(runs, next(iter(start["exams"]))),
+        "not_yet": work.left,
+    }
+    write_json(order.out / "results.json", results)
+    (order.out / "tables.md").write_text(markdown(results))
+    draw(results, order.out)
+    return results
+
+
+def warm_up(name: str, order: Order) -> str:
+    """Make the start of a preset, an adapter in ``--out``; what it is like, as a line."""
+    quiet()
+    preset = PRESETS[name]
+    if preset.start == "embedded":
+        raise ValueError("--warm-up is for models that are given: the embedded one is warmed up by itself")
+    if order.adapter is not None:
+        raise ValueError("--warm-up makes an adapter: leave --adapter out")
+    place = Place(preset, _start(preset, order), order.data)
+    assert order.data is not None
+    recipe = warmup.Recipe()
+    card = warmup.warmed_up(place.start, order.data, preset, place.sets, order.out, recipe, order.on_progress)
+    return warmup.told(card)
+
+
+def _chosen(name: str, methods: Sequence[str] | None, seeds: int | None) -> Preset:
+    preset = PRESETS[name]
+    if methods is not None:
+        unknown = [each for each in methods if each not in SHORT]
+        if unknown:
+            raise ValueError(f"--methods {unknown[0]!r}: expected some of {', '.join(SHORT)}")
+        preset = replace(preset, methods=tuple(SHORT[each] for each in methods))
+    return preset if seeds is None else replace(preset, seeds=seeds)
+
+
+def _start(preset: Preset, order: Order) -> Start:
+    if preset.start == "embedded":
+        return embedded_start(preset.level)
+    if order.data is None:
+        raise ValueError(f"this preset needs --data, a folder with {TRAIN} and {', '.join(EXAMS.values())}")
+    for file in (TRAIN, *EXAMS.values()):
+        if not (order.data / file).is_file():
+            raise ValueError(f"--data {order.data}: there is no {file} in it")
+    if preset.start == "smollm2" and order.model is None:
+        raise ValueError("this preset needs --model, a .gguf file or a folder of SmolLM2-135M-Instruct")
+    return Start(order.model or preset.start, order.adapter)
+
+
+class _Work:
+    """Cells, as long as there is time."""
+
+    def __init__(self, job: Job, place: Place, order: Order) -> None:
+        self.job, self.place, self.order = job, place, order
+        self.end = None if order.minutes is None else time.monotonic() + 60 * order.minutes
+        self.ended: list[Cell] = []
+        self.left: list[str] = []
+        self.expected, self.finished = 1.0, 0.0
+
+    def trials(self, wanted: Iterable[Trial]) -> list[dict[str, Any]]:
+        cells = [
+            Cell(f"trial-{each.name}", partial(_carried_out, self.place, each), each.rollouts) for each in wanted
+        ]
+        return self.done(cells)
+
+    def done(self, cells: list[Cell]) -> list[dict[str, Any]]:
+        """Results of those that there is time for."""
+        shares = dict.fromkeys((cell.name for cell in cells), 0.0)
+        self.expected += sum(cell.weight for cell in cells)
+
+        def progress(cell: Cell, share: float) -> None:
+            shares[cell.name] = share * cell.weight
+            self.order.on_progress((self.finished + sum(shares.values())) / self.expected)
+
+        prepare = partial(torch.set_num_threads, 1) if self.order.workers > 1 else None
+        self.job.run(cells, progress, self.order.workers, prepare, self.end)
+        here = [cell for cell in cells if self.job.has(cell)]
+        self.left += [cell.name for cell in cells if cell not in here]
+        self.ended += here
+        self.finished += sum(cell.weight for cell in here)
+        return [self.job.result(cell) for cell in here]
+
+
+def _examined(place: Place, report: Report) -> Any:
+    return trial.examined(place.start, place.preset, place.sets, report)
+
+
+def _carried_out(place: Place, wanted: Trial, report: Report) -> Any:
+    quiet()
+    return trial.carried_out(wanted, place.preset, place.start, place.sets, report)
+
+
+def show(results: dict[str, Any], console: Console) -> None:
+    """The tables, on the terminal."""
+    for table in terminal(results):
+        console.print(table)
+    if results["not_yet"]:
+        console.print(f"{len(results['not_yet'])} trials are left: go on with --resume")

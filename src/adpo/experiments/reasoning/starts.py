@@ -1,0 +1,55 @@
+"""The weights that all trials of an experiment begin with, known by a hash."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from adpo.lm import embedded
+from adpo.lm.gguf import load_gguf
+from adpo.training.models import load_model
+
+
+@dataclass(frozen=True)
+class Start:
+    """A folder or name for transformers, or a ``.gguf`` file; and an adapter on it, if there is one."""
+
+    model: str
+    adapter: str | None = None
+
+    def load(self) -> tuple[Any, Any]:
+        """Model, in float32 on the device, and tokenizer, which pads on the left."""
+        if not self.model.endswith(".gguf"):
+            model, tokenizer = load_model(self.model)
+        else:
+            model, tokenizer = load_gguf(self.model)
+            tokenizer.padding_side = "left"
+        if self.adapter is not None:
+            from peft import PeftModel
+
+            model = PeftModel.from_pretrained(model, self.adapter).merge_and_unload()
+        device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+        return model.to(device), tokenizer
+
+    def digest(self) -> str:
+        """Results from different starts are never merged: this stands in every one of them."""
+        total = hashlib.sha256()
+        for part in (self.model, self.adapter):
+            if part is None:
+                continue
+            files = [Path(part)] if Path(part).is_file() else sorted(Path(part).glob("*.safetensors"))
+            if not files:  # by its name, on a hub
+                total.update(part.encode())
+            for file in files:
+                with file.open("rb") as content:
+                    total.update(hashlib.file_digest(content, "sha256").digest())
+        return total.hexdigest()[:16]
+
+
+def embedded_start(level: int) -> Start:
+    """The model of `adpo train`, warmed up now if it is not in the cache."""
+    return Start(str(embedded.warmed_up(embedded.WarmUp(level=level))))

@@ -1,0 +1,97 @@
+"""The results as tables, on the terminal and as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from rich.table import Table
+
+
+class Lines(NamedTuple):
+    title: str
+    columns: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+
+
+STUDIES = {
+    "seeds": "each method at its own best learning rate",
+    "rates": "learning rates: short runs, one seed",
+    "inner": "other numbers of optimizer steps on a rollout",
+    "range": "larger learning rates",
+    "control": "rewards that say nothing",
+    "mean": "means of log-probabilities instead of sums",
+}
+
+
+def tables(results: dict[str, Any]) -> list[Lines]:
+    made = [_study(results, study, title) for study, title in STUDIES.items()]
+    return [*(lines for lines in made if lines.rows), *([_against(results)] if results["against"] else [])]
+
+
+def _study(results: dict[str, Any], study: str, title: str) -> Lines:
+    exams = list(results["start"]["exams"])
+    k = next(key for key in results["start"]["exams"][exams[0]] if key.startswith("pass_at_"))
+    columns = (
+        *("method", "rate", "steps a rollout", "seeds", "collapsed"),
+        *(f"{exam}: greedy" for exam in exams),
+        *(f"{exam}: {k.replace('_at_', '@')}" for exam in exams),
+        *("reward", "length", "distinct answers", "agreed, wrong", "live", "nats a token", "KL to start"),
+        *("s a step",),
+    )
+    rows = []
+    for row in results["rows"]:
+        if row["study"] != study:
+            continue
+        late = [f"last rollouts: {name}" for name in ("reward", "length", "distinct", "agreed_wrong", "live")]
+        changed = "" if row["reward"] == "correct" else f", {row['reward']} reward"
+        rows.append(
+            (
+                f"{row['method']}{changed}",
+                f"{row['rate']:g}",
+                str(row["inner"]),
+                str(row["seeds"]),
+                str(row["collapsed"]),
+                *(_share(row[f"{exam}: greedy"]) for exam in exams),
+                *(_share(row[f"{exam}: {k}"]) for exam in exams),
+                *(f"{row[name][0]:.3g}" for name in (*late, "entropy", "kl_to_start", "seconds_per_step")),
+            )
+        )
+    return Lines(title, columns, rows)
+
+
+def _share(value: Sequence[float]) -> str:
+    return f"{value[0]:.1%}" + (f" ± {value[1]:.1%}" if value[1] else "")
+
+
+def _against(results: dict[str, Any]) -> Lines:
+    rows = [
+        (
+            row["ours"],
+            row["other"],
+            f"{row['mean']:+.1%} [{row['low']:+.1%}, {row['high']:+.1%}]",
+            row["verdict"],
+        )
+        for row in results["against"]
+    ]
+    return Lines(
+        "greedy accuracy against, 95 % over problems and seeds", ("method", "against", "difference", ""), rows
+    )
+
+
+def markdown(results: dict[str, Any]) -> str:
+    parts = []
+    for title, columns, rows in tables(results):
+        lines = ["| " + " | ".join(cells) + " |" for cells in (columns, *rows)]
+        parts.append("\n".join([f"### {title}", "", lines[0], "|---" * len(columns) + "|", *lines[1:]]))
+    return "\n\n".join(parts) + "\n"
+
+
+def terminal(results: dict[str, Any]) -> list[Table]:
+    found = []
+    for title, columns, rows in tables(results):
+        table = Table(*columns, title=title)
+        for row in rows:
+            table.add_row(*row)
+        found.append(table)
+    return found

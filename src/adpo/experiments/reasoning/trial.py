@@ -1,0 +1,194 @@
+"""One training run, and what became of it."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from dataclasses import replace
+from typing import Any
+
+import torch
+from transformers import TrainerCallback, set_seed
+
+from adpo.experiments.cells import Report
+from adpo.experiments.reasoning import measures
+from adpo.experiments.reasoning.problems import Row, Sets
+from adpo.experiments.reasoning.protocol import METHODS, Preset, Trial
+from adpo.experiments.reasoning.rewards import Watched
+from adpo.experiments.reasoning.starts import Start
+from adpo.lm.rewards import Correct
+from adpo.training.exam import Exam, Taken
+from adpo.training.settings import METHODS as TRAINERS
+
+LOGGED = ("grad_norm", "entropy", "adpo/tau", "adpo/anchor_kl", "adpo/log_ratio", "adpo/policy_entropy")
+DISTANCE_PROBLEMS = 64
+
+
+def carried_out(trial: Trial, preset: Preset, start: Start, sets: Sets, report: Report) -> dict[str, Any]:
+    """Train, watch, examine."""
+    set_seed(trial.seed)
+    model, tokenizer = start.load()
+    with Correct() as correct, tempfile.TemporaryDirectory() as folder:
+        reward = Watched(trial.reward, correct, preset.members, trial.seed)
+        trainer = _trainer(trial, preset, model, tokenizer, reward, sets.train, folder)
+        watch = _Watch(trial, preset, _exam(sets.watched, tokenizer, correct, preset), report)
+        trainer.add_callback(watch)
+        began = time.perf_counter()
+        stopped = _trained(trainer)
+        seconds = time.perf_counter() - began - watch.seconds
+        trained = trainer.accelerator.unwrap_model(trainer.model)
+        exams = {name: _exam(rows, tokenizer, correct, preset) for name, rows in sets.exams.items()}
+        taken = {name: exam.taken(trained) for name, exam in exams.items()}
+    steps = trial.rollouts * trial.inner
+    return {
+        "trial": {"study": trial.study, "method": trial.method, "rate": trial.rate, "seed": trial.seed}
+        | {"inner": trial.inner, "reward": trial.reward, "more": dict(trial.more)},
+        "stopped": stopped,
+        "seconds_per_step": seconds / steps,
+        "tokens_per_step": sum(each["length"] for each in reward.rollouts)
+        * preset.groups
+        * preset.members
+        / steps,
+        "scoring": trainer.scorer.chosen(),
+        "curve": watch.curve,
+        "rollouts": [_rounded(each) for each in reward.rollouts],
+        "logged": [_rounded({key: log[key] for key in LOGGED if key in log}) for log in _logs(trainer)],
+        "exams": {name: _told(each) for name, each in taken.items()},
+        **_from_start(trained, start, tokenizer, preset, sets, taken),
+    }
+
+
+def examined(start: Start, preset: Preset, sets: Sets, _: Report) -> dict[str, Any]:
+    """The start itself; ``live`` is the share of groups that would have a gradient."""
+    model, tokenizer = start.load()
+    with Correct() as correct:
+        exams = {name: _exam(rows, tokenizer, correct, preset) for name, rows in sets.exams.items()}
+        taken = {name: exam.taken(model) for name, exam in exams.items()}
+        rollout = replace(_exam(sets.watched, tokenizer, correct, preset), samples=preset.members)
+        greedy, sampled = rollout.taken(model)
+    live = sum(len(set(scores)) > 1 for scores in sampled.scores) / len(sampled.scores)
+    found: dict[str, Any] = {"exams": {name: _told(each) for name, each in taken.items()}}
+    found |= {"watched": greedy.accuracy().value, "live": live}
+    if preset.start != "embedded":
+        found["forgetting"] = measures.forgetting(model, tokenizer)
+    return found
+
+
+def arguments(trial: Trial, preset: Preset, folder: str) -> dict[str, Any]:
+    """Of the trainer: the same for all methods, but for what makes the method."""
+    mini_batches = min(trial.inner, preset.mini_batches)
+    if preset.groups % mini_batches or trial.inner % mini_batches:
+        raise ValueError(f"{preset.groups} groups cannot be cut into {mini_batches} mini-batches of whole groups")
+    on_device = torch.accelerator.is_available()
+    return {
+        "output_dir": folder,
+        "seed": trial.seed,
+        "per_device_train_batch_size": preset.groups * preset.members // mini_batches,
+        "steps_per_generation": mini_batches,
+        "num_iterations": trial.inner // mini_batches,
+        "gradient_accumulation_steps": 1,
+        "num_generations": preset.members,
+        "max_completion_length": preset.longest,
+        "temperature": preset.temperature,
+        "max_steps": trial.rollouts * trial.inner,
+        "learning_rate": trial.rate,
+        "lr_scheduler_type": "constant_with_warmup",
+        "warmup_steps": trial.inner,
+        "logging_steps": trial.inner,
+        "report_to": [],
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "bf16": on_device,
+        "use_cpu": not on_device,
+        **TRAINERS[METHODS[trial.method].trainer],
+        **dict(METHODS[trial.method].arguments),
+        **dict(trial.more),
+    }
+
+
+def _trainer(
+    trial: Trial, preset: Preset, model: Any, tokenizer: Any, reward: Watched, rows: list[Row], folder: str
+) -> Any:
+    from datasets import Dataset
+    from transformers.trainer_callback import PrinterCallback
+
+    from adpo.integrations.trl import ADPOConfig, ADPOTrainer
+    from adpo.integrations.trl.baselines import FastGRPOConfig, FastGRPOTrainer
+
+    given = arguments(trial, preset, folder)
+    common = {"train_dataset": Dataset.from_list(rows), "processing_class": tokenizer}
+    trainer: Any
+    if METHODS[trial.method].trainer == "adpo":
+        trainer = ADPOTrainer(model, reward, ADPOConfig(**given), **common)
+    else:
+        trainer = FastGRPOTrainer(model, reward, FastGRPOConfig(**given), **common)
+    trainer.remove_callback(PrinterCallback)
+    return trainer
+
+
+def _trained(trainer: Any) -> str | None:
+    """What ended the training before its time, if anything did: a policy that has diverged is a result."""
+    from adpo.integrations.guards import TrainingStoppedError
+
+    try:
+        trainer.train()
+    except TrainingStoppedError as error:
+        return str(error)
+    return None
+
+
+def _exam(rows: list[Row], tokenizer: Any, correct: Correct, preset: Preset) -> Exam:
+    return Exam(rows, tokenizer, correct, preset.longest, samples=preset.exam_samples, batch=256)
+
+
+def _told(taken: Taken) -> dict[str, Any]:
+    """Accuracies, and what became of every problem: 0 or 1, and right ones of the sampled, as digits."""
+    greedy, sampled = taken
+    k = len(sampled.scores[0])
+    return {
+        "greedy": greedy.accuracy().value,
+        "sampled": sampled.accuracy().value,
+        f"pass_at_{k}": sampled.pass_at(k).value,
+        "right": "".join(str(int(row[0])) for row in greedy.scores),
+        "right_of_sampled": "".join(str(int(sum(row))) for row in sampled.scores),
+    }
+
+
+def _from_start(
+    model: Any, start: Start, tokenizer: Any, preset: Preset, sets: Sets, taken: dict[str, Taken]
+) -> dict[str, float]:
+    name = next(iter(sets.exams))
+    rows, sampled = sets.exams[name][:DISTANCE_PROBLEMS], taken[name][1].texts[:DISTANCE_PROBLEMS]
+    before, _ = start.load()
+    asked, said = [row["prompt"] for row in rows], [texts[0] for texts in sampled]
+    found = measures.distance(model.eval(), before.eval(), tokenizer, asked, said, preset.longest)
+    if preset.start != "embedded":
+        found["forgetting"] = measures.forgetting(model, tokenizer)
+    return found
+
+
+def _logs(trainer: Any) -> list[dict[str, Any]]:
+    return [log for log in trainer.state.log_history if "grad_norm" in log]
+
+
+def _rounded(values: dict[str, float]) -> dict[str, float]:
+    return {name: float(f"{value:.5g}") for name, value in values.items()}
+
+
+class _Watch(TrainerCallback):  # type: ignore[misc]
+    """Looks at some held-out problems every few rollouts."""
+
+    def __init__(self, trial: Trial, preset: Preset, exam: Exam, report: Report) -> None:
+        self.trial, self.preset, self.exam, self.report = trial, preset, exam, report
+        self.curve: list[tuple[int, float]] = []
+        self.seconds = 0.0
+
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:  # noqa: ARG002
+        rollouts, left = divmod(state.global_step, self.trial.inner)
+        if left:
+            return
+        self.report(rollouts / self.trial.rollouts)
+        if rollouts % self.preset.watch_every == 0 or rollouts == self.trial.rollouts:
+            began = time.perf_counter()
+            self.curve.append((rollouts, round(self.exam.accuracy(model).value, 5)))
+            self.seconds += time.perf_counter() - began

@@ -1,0 +1,178 @@
+"""A start that rewards can teach: supervised learning on worked solutions, kept as a small adapter.
+
+A model that is right in few groups has nothing to compare. The adapter is made once; every result names its hash.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from adpo.experiments.reasoning import trial
+from adpo.experiments.reasoning.measures import tokens_of
+from adpo.experiments.reasoning.problems import Sets, asked, held_out
+from adpo.experiments.reasoning.protocol import Preset
+from adpo.experiments.reasoning.starts import Start
+from adpo.files import write_json
+from adpo.lm.data import load, read_rows, without_likes_of
+from adpo.lm.scorer import Scorer
+from adpo.lm.scoring import Sequences, sequences
+from adpo.provenance import provenance
+
+_CALCULATIONS = re.compile(r"<<[^>]*>>")  # of GSM8K, for a calculator that is not there
+MOST_BYTES = 16 * 2**20
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How the adapter is made."""
+
+    epochs: int = 3
+    batch: int = 64
+    learning_rate: float = 1e-3
+    warm_up: float = 0.05
+    rank: int = 16
+    short_answers: int = 1  # of each problem that has an answer and no solution
+    seed: int = 0
+
+
+def warmed_up(
+    start: Start,
+    data: Path,
+    preset: Preset,
+    sets: Sets,
+    out: Path,
+    recipe: Recipe,
+    on_progress: Callable[[float], None],
+) -> dict[str, Any]:
+    """Writes the adapter and ``card.json``; what it says."""
+    from peft import LoraConfig, get_peft_model
+
+    if out.exists() and any(out.iterdir()):
+        raise ValueError(f"{out} is not empty: choose another --out")
+    torch.manual_seed(recipe.seed)
+    before = trial.examined(start, preset, sets, on_progress)
+    model, tokenizer = start.load()
+    lora = LoraConfig(
+        r=recipe.rank, lora_alpha=2 * recipe.rank, target_modules="all-linear", task_type="CAUSAL_LM"
+    )
+    model = get_peft_model(model, lora)
+    rows = lessons(data, sets, tokenizer, recipe)
+    losses = _taught(model, tokenizer, rows, recipe, on_progress)
+    part = out.with_name(out.name + ".part")
+    model.to(torch.bfloat16).save_pretrained(part)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    if out.exists():
+        out.rmdir()
+    part.rename(out)
+    made = Start(start.model, str(out))
+    after = trial.examined(made, preset, sets, on_progress)
+    size = sum(file.stat().st_size for file in out.glob("*.safetensors"))
+    card = {
+        "recipe": asdict(recipe),
+        "rows": len(rows),
+        "loss": [round(losses[0], 4), round(losses[-1], 4)],
+        "bytes": size,
+        "start": made.digest(),
+        "before": _figures(before),
+        "after": _figures(after),
+        "provenance": provenance(),
+    }
+    write_json(out / "card.json", card)
+    if size > MOST_BYTES:
+        raise ValueError(f"{out} has {size} bytes, more than {MOST_BYTES}: lower the rank")
+    return card
+
+
+def _figures(found: dict[str, Any]) -> dict[str, Any]:
+    exams = {
+        name: {key: value for key, value in each.items() if not key.startswith("right")}
+        for name, each in found["exams"].items()
+    }
+    return {"exams": exams, "watched": found["watched"], "live": found["live"]}
+
+
+def lessons(data: Path, sets: Sets, tokenizer: Any, recipe: Recipe) -> list[tuple[list[int], list[int]]]:
+    """Tokens of prompts and of what is to be said: solutions of GSM8K, and answers to some easier problems."""
+    source = data / "gsm8k" / "train.jsonl"
+    solutions = {row["question"]: str(row["answer"]) for _, row in read_rows(source)}
+    pairs = [
+        (asked(problem.question, tokenizer), _CALCULATIONS.sub("", solutions[problem.question]))
+        for problem in without_likes_of(load(source), *held_out(data).values())
+    ]
+    easier = [(row["prompt"], f"#### {row['answer']}") for row in sets.warm]
+    found = [
+        (tokens_of(tokenizer, prompt), _said(tokenizer, text))
+        for prompt, text in pairs + recipe.short_answers * easier
+    ]
+    random.Random(recipe.seed).shuffle(found)
+    return found
+
+
+def _said(tokenizer: Any, text: str) -> list[int]:
+    return [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
+
+
+def _taught(
+    model: Any,
+    tokenizer: Any,
+    rows: list[tuple[list[int], list[int]]],
+    recipe: Recipe,
+    told: Callable[[float], None],
+) -> list[float]:
+    """Mean loss a token of every epoch."""
+    device = next(model.parameters()).device
+    trainable = [value for value in model.parameters() if value.requires_grad]
+    optimizer = torch.optim.AdamW(trainable, recipe.learning_rate, weight_decay=0.0)
+    per_epoch = -(-len(rows) // recipe.batch)
+    total = recipe.epochs * per_epoch
+    rate = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, recipe.learning_rate, total_steps=total, pct_start=recipe.warm_up
+    )
+    narrow = torch.bfloat16 if device.type != "cpu" else None
+    scorer = Scorer(model, precision=narrow)
+    model.train()
+    found = []
+    for epoch in range(recipe.epochs):
+        order = random.Random(f"{recipe.seed} {epoch}").sample(rows, len(rows))
+        sums = torch.zeros(2, dtype=torch.float64)
+        for first in range(0, len(order), recipe.batch):
+            part = order[first : first + recipe.batch]
+            batch = sequences([p for p, _ in part], [c for _, c in part], tokenizer.pad_token_id)
+            batch = Sequences(*(each.to(device) for each in batch))
+            tokens = int(batch.completion_mask.sum())
+            weights = torch.full((len(part),), -1 / tokens, dtype=torch.float64, device=device)
+            with torch.autocast(device.type, narrow, enabled=narrow is not None):
+                loss, logp = scorer.weighted(model, batch, weights)
+            _step(loss, optimizer, trainable)
+            rate.step()
+            sums += torch.tensor([-float(logp.sum()), tokens], dtype=torch.float64)
+            told((epoch * per_epoch + first // recipe.batch + 1) / total)
+        found.append(float(sums[0] / sums[1]))
+    return found
+
+
+def _step(loss: Tensor, optimizer: torch.optim.Optimizer, trainable: list[Tensor]) -> None:
+    optimizer.zero_grad()
+    torch.autograd.backward(loss)
+    norm = torch.nn.utils.clip_grad_norm_(trainable, 1.0)
+    if not torch.isfinite(norm):
+        raise ValueError("the gradient is not finite: nothing was written; lower the learning rate")
+    optimizer.step()
+
+
+def told(card: dict[str, Any]) -> str:
+    """As a line for the terminal."""
+    after = card["after"]
+    exams = ", ".join(f"{name} {each['greedy']:.1%}" for name, each in after["exams"].items())
+    return (
+        f"start {card['start']}: {after['watched']:.1%} of the training problems right, {after['live']:.0%} of "
+        f"groups live; exams: {exams}; {card['bytes']} bytes"
+    )

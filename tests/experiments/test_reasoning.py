@@ -1,0 +1,245 @@
+"""The experiment with a language model: what it counts, what it keeps apart, and the command as typed."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("trl")
+
+import torch
+from typer.testing import CliRunner
+
+from adpo.cli import app
+from adpo.experiments.reasoning import measures, problems, run, summary, trial
+from adpo.experiments.reasoning.protocol import METHODS, PRESETS, SHORT, Trial
+from adpo.experiments.reasoning.rewards import Watched
+from adpo.experiments.reasoning.starts import Start
+from adpo.lm import embedded
+from adpo.lm.rewards import Correct
+
+SMOKE = PRESETS["smoke"]
+
+
+def ended(method="ADPO", rate=1e-3, curve=(0.4,), study="rates", right="1010", stopped=None):
+    return {
+        "trial": {
+            "study": study,
+            "method": method,
+            "rate": rate,
+            "seed": 0,
+            "inner": 4,
+            "reward": "correct",
+            "more": {},
+        },
+        "curve": [(number + 1, value) for number, value in enumerate(curve)],
+        "stopped": stopped,
+        "exams": {"arithmetic": {"greedy": 0.5, "right": right}},
+    }
+
+
+def test_each_method_has_its_own_best_rate():
+    runs = [ended("ADPO", 1e-3, (0.2, 0.5)), ended("ADPO", 1e-2, (0.9, 0.1)), ended("GRPO", 1e-2, (0.3,))]
+    assert summary.chosen_rates(runs) == {"ADPO": 1e-3, "GRPO": 1e-2}  # by where a run ends, not by its peak
+
+
+@pytest.mark.parametrize(
+    ("found", "verdict"),
+    [
+        (ended(curve=(0.4, 0.5)), False),
+        (ended(curve=(0.4, 0.25)), True),  # below the start
+        (ended(curve=(0.9, 0.4)), True),  # below half of its peak
+        (ended(curve=(0.9, 0.8), stopped="the gradient is not finite"), True),
+        (ended(curve=()), True),
+    ],
+)
+def test_a_collapse_is_counted(found, verdict):
+    assert summary.collapsed(found, {"watched": 0.3}) is verdict
+
+
+def test_methods_are_compared_problem_by_problem():
+    """The same problems are hard for both: what differs is seen through that."""
+    draw = torch.Generator().manual_seed(0)
+    hard = torch.rand(400, generator=draw) < 0.5
+    better = hard | (torch.rand(400, generator=draw) < 0.1)
+    said = ["".join(str(int(right)) for right in each) for each in (better, hard)]
+    found = summary.difference([said[0]] * 3, [said[1]] * 3)
+    assert found.verdict == "ahead"
+    assert found.mean == pytest.approx(float((better ^ hard).float().mean()), abs=1e-6)
+    assert found.high - found.low < 0.06
+    assert summary.difference([said[1]] * 3, [said[1]] * 3).verdict == "level"
+    runs = [ended(study="seeds", right="1111"), ended("GRPO", study="seeds", right="0000")]
+    (only,) = summary.against(runs, "arithmetic")
+    assert (only["ours"], only["other"], only["mean"], only["verdict"]) == ("ADPO", "GRPO", 1.0, "ahead")
+
+
+def test_every_method_is_given_the_same_work():
+    shared = ("max_steps", "learning_rate", "num_generations", "per_device_train_batch_size", "num_iterations")
+    for inner, mini_batches, passes in ((1, 1, 1), (4, 4, 1), (8, 4, 2)):
+        found = []
+        for method in METHODS:
+            given = trial.arguments(Trial("seeds", method, 1e-3, 1, 10, inner), PRESETS["embedded"], "folder")
+            assert (given["steps_per_generation"], given["num_iterations"]) == (mini_batches, passes)
+            assert given["per_device_train_batch_size"] * mini_batches == 32 * 8
+            assert given["max_steps"] == 10 * inner
+            found.append([given[name] for name in shared])
+        assert all(each == found[0] for each in found)
+    assert set(SHORT.values()) == set(METHODS)
+    with pytest.raises(ValueError, match="cannot be cut into 3 mini-batches"):
+        trial.arguments(Trial("seeds", "ADPO", 1e-3, 1, 10, 3), PRESETS["embedded"], "folder")
+
+
+def test_seeds_that_are_reported_did_not_choose_the_rate():
+    preset = PRESETS["embedded"]
+    best = dict.fromkeys(preset.methods, 1e-3)
+    chosen, reported = list(preset.choosing()), list(preset.reported(best))
+    assert {each.seed for each in chosen}.isdisjoint({each.seed for each in reported})
+    everything = [*chosen, *reported, *preset.beside(best)]
+    assert len({each.name for each in everything}) == len(everything)
+    assert {each.study for each in everything} == {"rates", "seeds", "inner", "range", "control", "mean"}
+
+
+def test_rewards_that_say_nothing_are_told_from_what_is_true():
+    columns = {"task": ["arithmetic"] * 4, "answer": ["5"] * 4, "completion_ids": [[1]] * 4}
+    said = ["5", "6", "what?", "5"]
+    with Correct() as correct:
+        rewards = {kind: Watched(kind, correct, 2, seed=0) for kind in ("correct", "format", "random")}
+        found = {kind: reward(said, **columns) for kind, reward in rewards.items()}
+    assert found["correct"] == [1.0, 0.0, 0.0, 1.0]
+    assert found["format"] == [1.0, 1.0, 0.0, 1.0]
+    assert set(found["random"]) <= {0.0, 1.0}
+    for reward in rewards.values():
+        assert reward.rollouts[0]["right"] == 0.5
+    assert rewards["format"].rollouts[0]["live"] == 0.5
+    assert rewards["correct"].rollouts[0] | {"length": 1.0} == rewards["correct"].rollouts[0]
+
+
+def lines(path, rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.fixture
+def data(tmp_path):
+    """A folder as the presets want it, made up."""
+    names = [f"{first}{second}" for first in "abcdefghij" for second in "klmnopqr"]
+    easy = [{"input": f"{name} has {n} and {n}. all ?", "target": 2.0 * n} for n, name in enumerate(names)]
+    asked = {"Body": "zz has 3 and 3", "Question": "all?", "Answer": 6.0}
+    lines(tmp_path / "data/mawps/test.jsonl", [*easy, easy[0], {"input": "zz has 9 and 9. all ?", "target": 18.0}])
+    lines(tmp_path / "data/svamp/test.jsonl", [asked, {**asked, "Body": "yy has 4 and 4"}])
+    solved = [
+        {"question": f"{name} more of {n}?", "answer": f"<<1+1=2>>2\n#### {n}"} for n, name in enumerate(names)
+    ]
+    lines(tmp_path / "data/gsm8k/train.jsonl", solved)
+    lines(tmp_path / "data/gsm8k/test.jsonl", [{"question": "xx more of 2?", "answer": "#### 2"}])
+    return tmp_path / "data"
+
+
+def test_what_is_examined_is_never_trained_on(data):
+    preset = replace(SMOKE, start="somewhere", watched=10, groups=4)
+    sets = problems.from_files(data, preset, tokenizer=None)
+    parts = [sets.train, sets.watched, sets.warm, *sets.exams.values()]
+    asked = [{row["question"] for row in part} for part in parts]
+    assert sum(map(len, asked)) == len(set.union(*asked)) == 80 + 3
+    assert len(sets.train) + len(sets.watched) + len(sets.warm) == 80  # one was there twice, one is like an exam's
+    with pytest.raises(ValueError, match="70 problems unlike those of the exams; 200 are needed"):
+        problems.from_files(data, replace(preset, groups=100), tokenizer=None)
+
+
+def small_start(folder):
+    """An untrained model of characters."""
+    made = embedded.make_model(embedded.WarmUp(hidden=32, layers=1))
+    made.save_pretrained(folder)
+    embedded.make_tokenizer().save_pretrained(folder)
+    return Start(str(folder))
+
+
+def test_a_start_is_known_by_its_weights(tmp_path):
+    start = small_start(tmp_path / "one")
+    known = start.digest()
+    small_start(tmp_path / "two")
+    assert Start(str(tmp_path / "two")).digest() == known
+    model, _ = start.load()
+    with torch.no_grad():
+        next(model.parameters()).add_(1.0)
+    model.save_pretrained(tmp_path / "two")
+    assert Start(str(tmp_path / "two")).digest() != known
+
+
+def test_distance_from_the_start(tmp_path):
+    start = small_start(tmp_path)
+    model, tokenizer = start.load()
+    other, _ = start.load()
+    given = (tokenizer, ["1+1=", "2+2="], ["2", "4"], 3)
+    assert measures.distance(model.eval(), other.eval(), *given)["kl_to_start"] == 0.0
+    with torch.no_grad():
+        for value in model.parameters():
+            value.mul_(1.5)
+    moved = measures.distance(model, other, *given)
+    assert moved["kl_to_start"] != 0.0
+    assert moved["entropy"] > 0
+    assert measures.forgetting(model, tokenizer) > 0
+
+
+def typed(*arguments):
+    return CliRunner().invoke(app, ["reproduce", "reasoning", *arguments])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--methods", "adpo,ppo"], "'ppo': expected some of adpo"),
+        (["--preset", "gpu"], "this preset needs --data"),
+        (["--preset", "gpu", "--data", "."], "there is no mawps/test.jsonl in it"),
+        (["--warm-up"], "the embedded one is warmed up by itself"),
+    ],
+)
+def test_mistakes(tmp_path, arguments, said):
+    done = typed(*arguments, "--out", str(tmp_path / "out"))
+    assert isinstance(done.exception, ValueError)  # one line and exit code 2, as every mistake of a command
+    assert said in str(done.exception)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_start_is_a_command(tmp_path, data, monkeypatch):
+    small_start(tmp_path / "model")
+    monkeypatch.setitem(run.PRESETS, "gpu", replace(SMOKE, start="smollm2", watched=8, groups=4, examined=2))
+    given = ["--preset", "gpu", "--model", str(tmp_path / "model"), "--data", str(data)]
+    done = typed(*given, "--warm-up", "--out", str(tmp_path / "start"))
+    assert done.exit_code == 0, done.exception
+    card = json.loads((tmp_path / "start" / "card.json").read_text())
+    assert card["loss"][1] < card["loss"][0]
+    assert card["bytes"] < 2**20
+    assert card["start"] == Start(str(tmp_path / "model"), str(tmp_path / "start")).digest()
+    assert card["start"] in done.output
+    again = typed(*given, "--warm-up", "--out", str(tmp_path / "start"))
+    assert "is not empty" in str(again.exception)
+    started = Start(str(tmp_path / "model"), str(tmp_path / "start")).load()[0]
+    plain = Start(str(tmp_path / "model")).load()[0]
+    assert any(not torch.equal(a, b) for a, b in zip(started.parameters(), plain.parameters(), strict=True))
+
+
+def test_the_command_compares_methods(tmp_path, monkeypatch):
+    """The smoke preset as typed, from a start that need not be warmed up; then shown again."""
+    start = small_start(tmp_path / "model")
+    monkeypatch.setattr(run, "embedded_start", lambda _: start)
+    out = tmp_path / "out"
+    done = typed("--out", str(out))
+    assert done.exit_code == 0, done.exception
+    results = json.loads((out / "results.json").read_text())
+    assert results["start_digest"] == start.digest()
+    assert results["best_rates"] == {"ADPO": 3e-4, "GRPO": 3e-4}
+    assert len(results["runs"]) == 2 + 2 * SMOKE.seeds
+    for found in results["runs"]:
+        assert len(found["exams"]["arithmetic"]["right"]) == SMOKE.examined
+        assert len(found["rollouts"]) == (SMOKE.short if found["trial"]["study"] == "rates" else SMOKE.rollouts)
+        assert found["tokens_per_step"] > 0
+        assert all(log["grad_norm"] >= 0 for log in found["logged"])
+    assert {row["study"] for row in results["rows"]} == {"rates", "seeds"}
+    assert (out / "curves.svg").exists()
+    assert "each method at its own best learning rate" in done.output
+    monkeypatch.setattr(trial, "carried_out", lambda *_: 1 / 0)
+    again = typed("--out", str(out), "--resume")
+    assert again.exit_code == 0, again.exception
+    other = typed("--out", str(out), "--resume", "--seeds", "3")
+    assert "other settings" in str(other.exception)
