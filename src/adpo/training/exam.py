@@ -44,14 +44,17 @@ class Exam:
     seed: int = 0
 
     def taken(self, model: Any) -> Taken:
-        drawn = Sampling(self.max_new_tokens, self.temperature, self.samples, self.batch, self.seed)
-        return self._greedy(model), self._scored(model, drawn)
+        return self.greedy(model), self.sampled(model)
 
     def accuracy(self, model: Any) -> Estimate:
-        return self._greedy(model).accuracy()
+        return self.greedy(model).accuracy()
 
-    def _greedy(self, model: Any) -> Scored:
+    def greedy(self, model: Any) -> Scored:
         return self._scored(model, Sampling(self.max_new_tokens, batch=self.batch))
+
+    def sampled(self, model: Any) -> Scored:
+        drawn = Sampling(self.max_new_tokens, self.temperature, self.samples, self.batch, self.seed)
+        return self._scored(model, drawn)
 
     def remembered(self, model: Any, path: Path) -> Taken:
         """As `taken`, kept on disk for a run that is resumed."""

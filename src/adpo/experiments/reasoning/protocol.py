@@ -79,8 +79,10 @@ class Preset:
     rollouts: int  # of a reported run
     short: int  # rollouts of a run that chooses the learning rate
     watched: int  # held-out problems of the learning curve
-    examined: int  # of the exam
+    examined: int  # of each exam, by their most likely answers
+    sampled: int  # of each exam, by several sampled answers
     exam_samples: int = 8
+    exam_batch: int = 256
     watch_every: int = 10  # rollouts
     inner: int = 4
     mini_batches: int = 4  # at most, of a rollout; further steps are further passes over it
@@ -134,6 +136,7 @@ PRESETS = {
         short=1,
         watched=16,
         examined=32,
+        sampled=16,
         exam_samples=4,
         watch_every=1,
     ),
@@ -149,6 +152,7 @@ PRESETS = {
         short=30,
         watched=200,
         examined=500,
+        sampled=250,
         inners=(1, 4, 8),
         wider=(3.0, 10.0),
         controls=("random", "format"),
@@ -165,6 +169,8 @@ PRESETS = {
         short=20,
         watched=256,
         examined=1000,
+        sampled=250,
+        exam_batch=1024,
         inners=(1, 4, 8),
         wider=(3.0, 10.0),
         controls=("random", "format"),
@@ -181,5 +187,6 @@ PRESETS = {
         short=40,
         watched=256,
         examined=1000,
+        sampled=250,
     ),
 }

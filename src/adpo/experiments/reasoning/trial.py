@@ -37,8 +37,7 @@ def carried_out(trial: Trial, preset: Preset, start: Start, sets: Sets, report: 
         stopped = _trained(trainer)
         seconds = time.perf_counter() - began - watch.seconds
         trained = trainer.accelerator.unwrap_model(trainer.model)
-        exams = {name: _exam(rows, tokenizer, correct, preset) for name, rows in sets.exams.items()}
-        taken = {name: exam.taken(trained) for name, exam in exams.items()}
+        taken = _taken(trained, sets, tokenizer, correct, preset)
     steps = trial.rollouts * trial.inner
     return {
         "trial": {"study": trial.study, "method": trial.method, "rate": trial.rate, "seed": trial.seed}
@@ -62,10 +61,9 @@ def examined(start: Start, preset: Preset, sets: Sets, _: Report) -> dict[str, A
     """The start itself; ``live`` is the share of groups that would have a gradient."""
     model, tokenizer = start.load()
     with Correct() as correct:
-        exams = {name: _exam(rows, tokenizer, correct, preset) for name, rows in sets.exams.items()}
-        taken = {name: exam.taken(model) for name, exam in exams.items()}
+        taken = _taken(model, sets, tokenizer, correct, preset)
         rollout = replace(_exam(sets.watched, tokenizer, correct, preset), samples=preset.members)
-        greedy, sampled = rollout.taken(model)
+        greedy, sampled = rollout.taken(_narrow(model))
     live = sum(len(set(scores)) > 1 for scores in sampled.scores) / len(sampled.scores)
     found: dict[str, Any] = {"exams": {name: _told(each) for name, each in taken.items()}}
     found |= {"watched": greedy.accuracy().value, "live": live}
@@ -138,7 +136,27 @@ def _trained(trainer: Any) -> str | None:
 
 
 def _exam(rows: list[Row], tokenizer: Any, correct: Correct, preset: Preset) -> Exam:
-    return Exam(rows, tokenizer, correct, preset.longest, samples=preset.exam_samples, batch=256)
+    return Exam(rows, tokenizer, correct, preset.longest, samples=preset.exam_samples, batch=preset.exam_batch)
+
+
+def _taken(model: Any, sets: Sets, tokenizer: Any, correct: Correct, preset: Preset) -> dict[str, Taken]:
+    """All problems once, some of them several times."""
+    examinee, found = _narrow(model), {}
+    for name, rows in sets.exams.items():
+        exam = _exam(rows, tokenizer, correct, preset)
+        found[name] = exam.greedy(examinee), replace(exam, rows=rows[: preset.sampled]).sampled(examinee)
+    return found
+
+
+def _narrow(model: Any) -> Any:
+    """A copy in the precision that the policy is sampled in, where that is another than that of its weights."""
+    if model.device.type == "cpu":
+        return model
+    from adpo.integrations.trl.sampling import copy_weights, made_like
+
+    made = made_like(model, torch.bfloat16)
+    copy_weights(model, made)
+    return made
 
 
 def _told(taken: Taken) -> dict[str, Any]:
@@ -158,7 +176,8 @@ def _from_start(
     model: Any, start: Start, tokenizer: Any, preset: Preset, sets: Sets, taken: dict[str, Taken]
 ) -> dict[str, float]:
     name = next(iter(sets.exams))
-    rows, sampled = sets.exams[name][:DISTANCE_PROBLEMS], taken[name][1].texts[:DISTANCE_PROBLEMS]
+    sampled = taken[name][1].texts[:DISTANCE_PROBLEMS]
+    rows = sets.exams[name][: len(sampled)]
     before, _ = start.load()
     asked, said = [row["prompt"] for row in rows], [texts[0] for texts in sampled]
     found = measures.distance(model.eval(), before.eval(), tokenizer, asked, said, preset.longest)
@@ -190,5 +209,5 @@ class _Watch(TrainerCallback):  # type: ignore[misc]
         self.report(rollouts / self.trial.rollouts)
         if rollouts % self.preset.watch_every == 0 or rollouts == self.trial.rollouts:
             began = time.perf_counter()
-            self.curve.append((rollouts, round(self.exam.accuracy(model).value, 5)))
+            self.curve.append((rollouts, round(self.exam.accuracy(_narrow(model)).value, 5)))
             self.seconds += time.perf_counter() - began

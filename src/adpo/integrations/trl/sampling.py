@@ -116,25 +116,32 @@ class Sampling(ExactResume):
             return self.model_wrapped
         policy = self.accelerator.unwrap_model(self.model)
         if self._copy is None:
-            self._copy = self._made_like(policy, dtype)
-        mine = self._copy.state_dict()
-        for name, values in policy.state_dict().items():
-            mine[name].copy_(values)
+            self._copy = made_like(policy, dtype)
+        copy_weights(policy, self._copy)
         return self._copy.train(policy.training)
-
-    def _made_like(self, policy: Any, dtype: torch.dtype) -> nn.Module:
-        """Its weights are drawn, and thrown away: the next numbers that are drawn must not know."""
-        device = self.accelerator.device
-        with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.device(device):
-            made = AutoModelForCausalLM.from_config(copy.deepcopy(policy.config), dtype=dtype)
-        if type(made) is not type(policy):
-            raise RuntimeError(
-                f"the policy is a {type(policy).__name__}, its configuration makes {type(made).__name__}"
-            )
-        made.generation_config = policy.generation_config
-        found: nn.Module = made.requires_grad_(False)
-        return found
 
     def _choose(self, cache: str | None, *, compiled: bool) -> None:
         self.generation_config.cache_implementation = self.generation_kwargs["cache_implementation"] = cache
         self.generation_config.disable_compile = not compiled
+
+
+def made_like(policy: Any, dtype: torch.dtype) -> nn.Module:
+    """A model of the same kind, without what has been done to this one; its weights are still to be copied."""
+    device = policy.device
+    # Weights are drawn, and thrown away: the next numbers that are drawn must not know.
+    with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.device(device):
+        made = AutoModelForCausalLM.from_config(copy.deepcopy(policy.config), dtype=dtype)
+    if type(made) is not type(policy):
+        raise RuntimeError(
+            f"the policy is a {type(policy).__name__}, its configuration makes {type(made).__name__}"
+        )
+    made.generation_config = policy.generation_config
+    found: nn.Module = made.requires_grad_(False)
+    return found
+
+
+@torch.no_grad()
+def copy_weights(policy: nn.Module, to: nn.Module) -> None:
+    mine = to.state_dict()
+    for name, values in policy.state_dict().items():
+        mine[name].copy_(values)
