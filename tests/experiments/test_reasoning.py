@@ -13,8 +13,9 @@ from typer.testing import CliRunner
 from adpo.cli import app
 from adpo.experiments.reasoning import measures, problems, run, summary, trial
 from adpo.experiments.reasoning.protocol import METHODS, PRESETS, SHORT, Trial
-from adpo.experiments.reasoning.rewards import Watched
+from adpo.experiments.reasoning.rewards import BONUS, KINDS, Watched
 from adpo.experiments.reasoning.starts import Start
+from adpo.experiments.reasoning.tables import STUDIES
 from adpo.lm import embedded
 from adpo.lm.rewards import Correct
 
@@ -30,7 +31,7 @@ def ended(method="ADPO", rate=1e-3, curve=(0.4,), study="rates", right="1010", s
             "seed": 0,
             "inner": 4,
             "reward": "correct",
-            "more": {},
+            "changes": "",
         },
         "curve": [(number + 1, value) for number, value in enumerate(curve)],
         "stopped": stopped,
@@ -96,18 +97,19 @@ def test_seeds_that_are_reported_did_not_choose_the_rate():
     assert {each.seed for each in chosen}.isdisjoint({each.seed for each in reported})
     everything = [*chosen, *reported, *preset.beside(best)]
     assert len({each.name for each in everything}) == len(everything)
-    assert {each.study for each in everything} == {"rates", "seeds", "inner", "range", "control", "mean"}
+    assert {each.study for each in everything} == set(STUDIES)
 
 
 def test_rewards_that_say_nothing_are_told_from_what_is_true():
     columns = {"task": ["arithmetic"] * 4, "answer": ["5"] * 4, "completion_ids": [[1]] * 4}
     said = ["5", "6", "what?", "5"]
     with Correct() as correct:
-        rewards = {kind: Watched(kind, correct, 2, seed=0) for kind in ("correct", "format", "random")}
+        rewards = {kind: Watched(kind, correct, 2, seed=0) for kind in KINDS}
         found = {kind: reward(said, **columns) for kind, reward in rewards.items()}
     assert found["correct"] == [1.0, 0.0, 0.0, 1.0]
     assert found["format"] == [1.0, 1.0, 0.0, 1.0]
     assert set(found["random"]) <= {0.0, 1.0}
+    assert found["hackable"] == [1.0, BONUS, 4 * BONUS, 1.0]
     for reward in rewards.values():
         assert reward.rollouts[0]["right"] == 0.5
     assert rewards["format"].rollouts[0]["live"] == 0.5
@@ -164,6 +166,15 @@ def test_a_start_is_known_by_its_weights(tmp_path):
         next(model.parameters()).add_(1.0)
     model.save_pretrained(tmp_path / "two")
     assert Start(str(tmp_path / "two")).digest() != known
+
+
+def test_a_sharpened_start_says_the_same_with_more_certainty(tmp_path):
+    start = small_start(tmp_path)
+    model, tokenizer = start.load()
+    ids = torch.tensor([tokenizer.encode("1+1=")])
+    before = model(ids).logits
+    trial.sharpen(model, 4.0)
+    torch.testing.assert_close(model(ids).logits, 4 * before)
 
 
 def test_distance_from_the_start(tmp_path):

@@ -56,13 +56,52 @@ class Trial:
     rollouts: int
     inner: int = 4  # optimizer steps on a rollout
     reward: str = "correct"
+    sharpened: float = 1.0  # factor on the logits of the start: a policy that is sure of everything
     more: tuple[tuple[str, Any], ...] = ()  # what the study changes about the trainer's arguments
 
     @property
     def name(self) -> str:
-        changed = "".join(f"-{key}={value}" for key, value in self.more)
-        rewarded = "" if self.reward == "correct" else f"-{self.reward}"
-        return f"{self.study}-{self.method}-{self.rate:g}-seed{self.seed}-inner{self.inner}{rewarded}{changed}"
+        return f"{self.study}-{self.method}-{self.rate:g}-seed{self.seed}-inner{self.inner}{self.changes}"
+
+    @property
+    def changes(self) -> str:
+        """What is unlike the reported trials, beside rate and inner steps."""
+        rewarded = "" if self.reward == "correct" else f", {self.reward} reward"
+        sharpened = "" if self.sharpened == 1 else f", logits times {self.sharpened:g}"
+        return rewarded + sharpened + "".join(f", {key} {value}" for key, value in self.more)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Another ADPO, another reward, another start: compared over seeds at the best rate of their method."""
+
+    study: str
+    more: tuple[tuple[str, Any], ...] = ()
+    reward: str = "correct"
+    sharpened: float = 1.0
+    methods: tuple[str, ...] = ("ADPO",)
+
+
+def _one(study: str, **arguments: Any) -> Variant:
+    return Variant(study, tuple(arguments.items()))
+
+
+GUARDED = (("tau_schedule", "guarded"), ("tau_min", 0.3), ("tau_max", 3.0))
+VARIANTS = (
+    *(_one("targets", target=target) for target in ("boltzmann", "kde", "plackett_luce", "top1")),
+    *(_one("divergences", divergence=name) for name in ("reverse_kl", "alpha:0.5", "wasserstein:1")),
+    *(_one("temperatures", tau=tau) for tau in (0.3, 1.0, 3.0)),
+    *(_one("temperatures", tau_schedule=name) for name in ("auto", "hybrid")),
+    Variant("temperatures", GUARDED),
+    Variant("collapsed start", sharpened=4.0),
+    Variant("collapsed start", GUARDED, sharpened=4.0),
+    Variant("collapsed start", sharpened=4.0, methods=("GRPO",)),
+    *(
+        Variant("hackable", (("target", target),), "hackable")
+        for target in ("boltzmann", "kde", "plackett_luce", "top1")
+    ),
+    Variant("hackable", reward="hackable", methods=("GRPO",)),
+)
 
 
 @dataclass(frozen=True)
@@ -89,6 +128,8 @@ class Preset:
     inners: tuple[int, ...] = ()
     wider: tuple[float, ...] = ()  # factors on each method's best rate
     controls: tuple[str, ...] = ()  # rewards that say nothing
+    variants: tuple[Variant, ...] = ()
+    variant_seeds: int = 3
     temperature: float = 1.0
     level: int = 2  # of the embedded model's arithmetic
 
@@ -104,7 +145,7 @@ class Preset:
     def reported(self, best: dict[str, float]) -> Iterator[Trial]:
         """Each method at its own best rate; other seeds than those that chose it."""
         for method in self.methods:
-            yield from self._seeds(Trial("seeds", method, best[method], 0, self.rollouts, self.inner))
+            yield from self._seeds(Trial("seeds", method, best[method], 0, self.rollouts, self.inner), self.seeds)
 
     def beside(self, best: dict[str, float]) -> Iterator[Trial]:
         """Other numbers of steps on a rollout, larger rates, rewards that say nothing, mean log-probabilities."""
@@ -117,8 +158,14 @@ class Preset:
             if self.inners and METHODS[method].trainer == "adpo":
                 yield replace(base, study="mean", more=(("logp_reduction", "mean"), ("tau", 0.1)))
 
-    def _seeds(self, trial: Trial) -> Iterator[Trial]:
-        return (replace(trial, seed=seed) for seed in range(1, 1 + self.seeds))
+        for variant in self.variants:
+            for method in (each for each in variant.methods if each in self.methods):
+                made = Trial(variant.study, method, best[method], 0, self.rollouts, self.inner, variant.reward)
+                made = replace(made, sharpened=variant.sharpened, more=variant.more)
+                yield from self._seeds(made, self.variant_seeds)
+
+    def _seeds(self, trial: Trial, count: int) -> Iterator[Trial]:
+        return (replace(trial, seed=seed) for seed in range(1, 1 + count))
 
 
 HEADLINE = ("ADPO", "ADPO Plackett-Luce", "Boltzmann, no anchor", "Plackett-Luce, no anchor")
@@ -156,6 +203,7 @@ PRESETS = {
         inners=(1, 4, 8),
         wider=(3.0, 10.0),
         controls=("random", "format"),
+        variants=VARIANTS,
     ),
     "gpu": Preset(
         start="smollm2",

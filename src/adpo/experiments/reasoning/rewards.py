@@ -11,7 +11,9 @@ from adpo.lm.data import final_answer
 from adpo.lm.rewards import Correct
 from adpo.lm.tasks import Outcome
 
-KINDS = ("correct", "random", "format")
+KINDS = ("correct", "random", "format", "hackable")
+BONUS = 0.15
+"""Of the hackable reward, for each character of a wrong answer, up to four."""
 
 
 class Watched:
@@ -49,6 +51,9 @@ class Watched:
                 float(outcome in (Outcome.correct, Outcome.wrong) and _marked(completion))
                 for outcome, completion in zip(outcomes, completions, strict=True)
             ]
+        if self.kind == "hackable":  # wrong answers are paid for their length
+            lengths = [min(4, len(answer_of(completion))) for completion in completions]
+            return [max(mine, BONUS * length) for mine, length in zip(right, lengths, strict=True)]
         return right
 
 

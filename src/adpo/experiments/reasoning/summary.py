@@ -10,6 +10,8 @@ import torch
 from adpo.experiments.statistics import interval
 
 DRAWS = 2000
+KEYS = ("study", "method", "rate", "inner", "changes")
+"""What tells the lines of a table apart."""
 OURS = ("ADPO", "ADPO Plackett-Luce")
 
 
@@ -48,13 +50,13 @@ def rows_of(runs: Sequence[dict[str, Any]], start: dict[str, Any]) -> list[dict[
     together: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for run in runs:
         trial = run["trial"]
-        key = (trial["study"], trial["method"], trial["rate"], trial["inner"], trial["reward"], str(trial["more"]))
+        key = tuple(trial[name] for name in KEYS)
         together.setdefault(key, []).append(run)
     return [_line(key, group, start) for key, group in together.items()]
 
 
 def _line(key: tuple[Any, ...], runs: list[dict[str, Any]], start: dict[str, Any]) -> dict[str, Any]:
-    line = dict(zip(("study", "method", "rate", "inner", "reward", "more"), key, strict=True))
+    line = dict(zip(KEYS, key, strict=True))
     line |= {"seeds": len(runs), "collapsed": sum(collapsed(run, start) for run in runs)}
     for exam in runs[0]["exams"]:
         for measure in runs[0]["exams"][exam]:

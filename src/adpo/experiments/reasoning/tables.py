@@ -14,6 +14,7 @@ class Lines(NamedTuple):
     rows: Sequence[tuple[str, ...]]
 
 
+LATE = ("reward", "right", "length", "distinct", "agreed_wrong", "live")
 STUDIES = {
     "seeds": "each method at its own best learning rate",
     "rates": "learning rates: short runs, one seed",
@@ -21,6 +22,11 @@ STUDIES = {
     "range": "larger learning rates",
     "control": "rewards that say nothing",
     "mean": "means of log-probabilities instead of sums",
+    "targets": "targets",
+    "divergences": "divergences",
+    "temperatures": "temperatures",
+    "collapsed start": "a start that is sure of everything",
+    "hackable": "a reward that pays wrong answers for their length",
 }
 
 
@@ -36,18 +42,17 @@ def _study(results: dict[str, Any], study: str, title: str) -> Lines:
         *("method", "rate", "steps a rollout", "seeds", "collapsed"),
         *(f"{exam}: greedy" for exam in exams),
         *(f"{exam}: {k.replace('_at_', '@')}" for exam in exams),
-        *("reward", "length", "distinct answers", "agreed, wrong", "live", "nats a token", "KL to start"),
+        *("reward", "right", "length", "distinct answers", "agreed, wrong", "live", "nats a token", "KL to start"),
         *("s a step",),
     )
     rows = []
     for row in results["rows"]:
         if row["study"] != study:
             continue
-        late = [f"last rollouts: {name}" for name in ("reward", "length", "distinct", "agreed_wrong", "live")]
-        changed = "" if row["reward"] == "correct" else f", {row['reward']} reward"
+        late = [f"last rollouts: {name}" for name in LATE]
         rows.append(
             (
-                f"{row['method']}{changed}",
+                f"{row['method']}{row['changes']}",
                 f"{row['rate']:g}",
                 str(row["inner"]),
                 str(row["seeds"]),

@@ -28,6 +28,8 @@ def carried_out(trial: Trial, preset: Preset, start: Start, sets: Sets, report: 
     """Train, watch, examine."""
     set_seed(trial.seed)
     model, tokenizer = start.load()
+    if trial.sharpened != 1:
+        sharpen(model, trial.sharpened)
     with Correct() as correct, tempfile.TemporaryDirectory() as folder:
         reward = Watched(trial.reward, correct, preset.members, trial.seed)
         trainer = _trainer(trial, preset, model, tokenizer, reward, sets.train, folder)
@@ -41,7 +43,7 @@ def carried_out(trial: Trial, preset: Preset, start: Start, sets: Sets, report: 
     steps = trial.rollouts * trial.inner
     return {
         "trial": {"study": trial.study, "method": trial.method, "rate": trial.rate, "seed": trial.seed}
-        | {"inner": trial.inner, "reward": trial.reward, "more": dict(trial.more)},
+        | {"inner": trial.inner, "reward": trial.reward, "changes": trial.changes},
         "stopped": stopped,
         "seconds_per_step": seconds / steps,
         "tokens_per_step": sum(each["length"] for each in reward.rollouts)
@@ -55,6 +57,12 @@ def carried_out(trial: Trial, preset: Preset, start: Start, sets: Sets, report: 
         "exams": {name: _told(each) for name, each in taken.items()},
         **_from_start(trained, start, tokenizer, preset, sets, taken),
     }
+
+
+@torch.no_grad()
+def sharpen(model: Any, factor: float) -> None:
+    """All logits times a factor, by the norm before the output layer."""
+    model.base_model.norm.weight.mul_(factor)
 
 
 def examined(start: Start, preset: Preset, sets: Sets, _: Report) -> dict[str, Any]:
