@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from adpo.lm.rewards import of_whole_numbers
 from adpo.lm.tasks import Outcome
 from adpo.lm.verifier import VerifierPool
 
@@ -76,3 +77,25 @@ def test_a_worker_that_takes_too_long_is_replaced():
 def test_limits_that_make_no_sense_are_refused():
     with pytest.raises(ValueError, match="must be positive"):
         VerifierPool(workers=0)
+
+
+def test_what_is_decided_without_the_verifier_is_what_it_would_say(pool):
+    golds = ("0", "7", "-7", "42", "1000", "0.5", r"\frac{1}{2}")
+    texts = (
+        "#### 42",
+        "x #### -7",
+        "#### 007",
+        "#### 1,000",
+        "#### -0",
+        "42",
+        "#### 42.0",
+        "#### 42 apples",
+        "#### ",
+        "",
+    )
+    pairs = [(gold, text) for gold in golds for text in texts]
+    known = [of_whole_numbers(gold, text) for gold, text in pairs]
+    said = pool.check(pairs)
+    decided = [(mine, theirs) for mine, theirs in zip(known, said, strict=True) if mine is not None]
+    assert len(decided) == 5 * 5
+    assert all(mine == theirs for mine, theirs in decided)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Literal
 
 from adpo.lm.completions import answer_of, text_of
+from adpo.lm.data import final_answer
 from adpo.lm.tasks import Outcome, check
 from adpo.lm.verifier import VerifierPool
 
@@ -56,11 +58,12 @@ class Correct:
         ]
 
     def _verified(self, pairs: Sequence[tuple[str, str]]) -> list[Outcome]:
-        if not pairs:
-            return []
-        if self._pool is None:
+        known = [of_whole_numbers(gold, text) for gold, text in pairs]
+        unsure = [pair for pair, outcome in zip(pairs, known, strict=True) if outcome is None]
+        if unsure and self._pool is None:
             self._pool = VerifierPool(self._workers, self._seconds)
-        return self._pool.check(pairs)
+        checked = iter(self._pool.check(unsure) if unsure and self._pool is not None else [])
+        return [outcome if outcome is not None else next(checked) for outcome in known]
 
     def close(self) -> None:
         if self._pool is not None:
@@ -73,3 +76,18 @@ class Correct:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+_WHOLE = re.compile(r"-?[0-9]{1,15}")
+
+
+def of_whole_numbers(gold: str, text: str) -> Outcome | None:
+    """Where both are marked as plain whole numbers there is nothing to parse; None where a verifier has to look.
+
+    >>> of_whole_numbers("42", "so #### 42"), of_whole_numbers("42", "so #### 42 apples")
+    (<Outcome.correct: 'correct'>, None)
+    """
+    given = final_answer(text) if "####" in text else None
+    if given is None or not (_WHOLE.fullmatch(gold) and _WHOLE.fullmatch(given)):
+        return None
+    return Outcome.correct if int(gold) == int(given) else Outcome.wrong
