@@ -16,6 +16,7 @@ import os
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -156,22 +157,37 @@ def _side_by_side(
     prepare: Callable[[], None] | None,
     until: float | None,
 ) -> Computed:
-    """Heaviest first; when anything goes wrong or the user interrupts, no worker is left running."""
+    """Heaviest first, no more than there are workers: what is not begun can be left.
+
+    When a cell fails, those under way end and are kept, and nothing is begun; when the user interrupts, no worker
+    is left running.
+    """
     context = multiprocessing.get_context("spawn")
     reports = context.SimpleQueue()
     by_name = {cell.name: cell for cell in cells}
+    waiting = deque(sorted(cells, key=lambda cell: -cell.weight))
+    running: dict[Future[Any], Cell] = {}
+    failure: BaseException | None = None
     with ProcessPoolExecutor(workers, context, _start_worker, (prepare, reports)) as pool:
-        running = {pool.submit(_reported, cell): cell for cell in sorted(cells, key=lambda cell: -cell.weight)}
         try:
-            while running:
+            while running or waiting:
+                while waiting and len(running) < workers and failure is None and not _over(until):
+                    cell = waiting.popleft()
+                    running[pool.submit(_reported, cell)] = cell
+                if not running:
+                    break
                 ended, _ = wait(running, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
                 while not reports.empty():
                     name, share = reports.get()
                     on_progress(by_name[name], share)
-                for future in sorted(ended, key=_failed):  # what went well is kept first
-                    yield running.pop(future), *future.result()
-                if _over(until):
-                    running = {future: cell for future, cell in running.items() if not future.cancel()}
+                for future in ended:
+                    cell = running.pop(future)
+                    if (error := future.exception()) is None:
+                        yield cell, *future.result()
+                    else:
+                        failure = failure or error
+            if failure is not None:
+                raise failure
         except BaseException as error:
             for process in multiprocessing.active_children():
                 process.terminate()
@@ -183,10 +199,6 @@ def _side_by_side(
 
 POLL_SECONDS = 0.5  # between looks at what the workers report
 _reports: SimpleQueue[tuple[str, float]]  # of a worker process, to its parent
-
-
-def _failed(future: Future[Any]) -> bool:
-    return future.exception() is not None
 
 
 def _start_worker(prepare: Callable[[], None] | None, reports: SimpleQueue[tuple[str, float]]) -> None:
