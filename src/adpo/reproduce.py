@@ -182,7 +182,7 @@ def reasoning(
     ] = False,
 ) -> None:
     """Experiment 3: a language model on verifiable rewards."""
-    require("reasoning", "lm", "trl", "datasets", "math_verify")
+    require("reasoning", "lm", "trl", "datasets", "math_verify", "peft")
     require("reasoning", "report", "matplotlib", "scipy")
     from adpo.experiments.reasoning import run
 

@@ -20,9 +20,12 @@ from adpo.lm import embedded
 from adpo.lm.rewards import Correct
 
 SMOKE = PRESETS["smoke"]
+SMALL_WORDS = replace(SMOKE, start="smollm2", watched=8, groups=4, examined=2, files=PRESETS["gpu"].files)
 
 
-def ended(method="ADPO", rate=1e-3, curve=(0.4,), study="rates", right="1010", stopped=None):
+def ended(
+    method="ADPO", rate=1e-3, curve=(0.4,), study="rates", right="1010", stopped=None, rollouts=(0.4,), exam=True
+):
     return {
         "trial": {
             "study": study,
@@ -35,27 +38,35 @@ def ended(method="ADPO", rate=1e-3, curve=(0.4,), study="rates", right="1010", s
         },
         "curve": [(number + 1, value) for number, value in enumerate(curve)],
         "stopped": stopped,
-        "exams": {"arithmetic": {"greedy": 0.5, "right": right}},
+        "rollouts": [{"right": share} for share in rollouts],
+        "exams": {"arithmetic": {"greedy": right.count("1") / len(right), "right": right}} if exam else {},
     }
 
 
 def test_each_method_has_its_own_best_rate():
-    runs = [ended("ADPO", 1e-3, (0.2, 0.5)), ended("ADPO", 1e-2, (0.9, 0.1)), ended("GRPO", 1e-2, (0.3,))]
-    assert summary.chosen_rates(runs) == {"ADPO": 1e-3, "GRPO": 1e-2}  # by where a run ends, not by its peak
+    runs = [
+        ended("ADPO", 1e-3, (0.2, 0.5)),
+        ended("ADPO", 1e-2, (0.9, 0.1)),  # by where a run ends, not by its peak
+        ended("ADPO", 1e-1, (0.9,), stopped="it diverged"),
+        ended("GRPO", 1e-3, (0.5,), rollouts=(0.9, 0.1, 0.1, 0.1)),
+        ended("GRPO", 1e-2, (0.5,), rollouts=(0.1, 0.1, 0.1, 0.4)),
+    ]
+    assert summary.chosen_rates(runs) == {"ADPO": 1e-3, "GRPO": 1e-2}
 
 
 @pytest.mark.parametrize(
     ("found", "verdict"),
     [
         (ended(curve=(0.4, 0.5)), False),
-        (ended(curve=(0.4, 0.25)), True),  # below the start
+        (ended(right="1000"), True),  # below the start
+        (ended(curve=(0.4, 0.25), exam=False), True),  # below the start, on what is watched
         (ended(curve=(0.9, 0.4)), True),  # below half of its peak
         (ended(curve=(0.9, 0.8), stopped="the gradient is not finite"), True),
-        (ended(curve=()), True),
+        (ended(curve=(), exam=False), True),
     ],
 )
 def test_a_collapse_is_counted(found, verdict):
-    assert summary.collapsed(found, {"watched": 0.3}) is verdict
+    assert summary.collapsed(found, {"watched": 0.3, "exams": {"arithmetic": {"greedy": 0.4}}}) is verdict
 
 
 def test_methods_are_compared_problem_by_problem():
@@ -69,9 +80,17 @@ def test_methods_are_compared_problem_by_problem():
     assert found.mean == pytest.approx(float((better ^ hard).float().mean()), abs=1e-6)
     assert found.high - found.low < 0.06
     assert summary.difference([said[1]] * 3, [said[1]] * 3).verdict == "level"
-    runs = [ended(study="seeds", right="1111"), ended("GRPO", study="seeds", right="0000")]
+    runs = [seeded("ADPO", seed, "1111") for seed in (1, 2, 3)] + [seeded("GRPO", seed, "0001") for seed in (1, 2)]
     (only,) = summary.against(runs, "arithmetic")
-    assert (only["ours"], only["other"], only["mean"], only["verdict"]) == ("ADPO", "GRPO", 1.0, "ahead")
+    assert (only["ours"], only["other"], only["mean"], only["verdict"]) == ("ADPO", "GRPO", 0.75, "ahead")
+    assert only["seeds"] == 2  # those that both have
+    runs = [seeded("ADPO", 1, "1111"), seeded("ADPO", 2, "0000"), *(seeded("GRPO", n, "0001") for n in (1, 2))]
+    assert summary.against(runs, "arithmetic")[0]["verdict"] == "level"  # two seeds that say the opposite
+
+
+def seeded(method, seed, right):
+    found = ended(method, study="seeds", right=right)
+    return {**found, "trial": {**found["trial"], "seed": seed}}
 
 
 def test_every_method_is_given_the_same_work():
@@ -108,7 +127,7 @@ def test_rewards_that_say_nothing_are_told_from_what_is_true():
         found = {kind: reward(said, **columns) for kind, reward in rewards.items()}
     assert found["correct"] == [1.0, 0.0, 0.0, 1.0]
     assert found["format"] == [1.0, 1.0, 0.0, 1.0]
-    assert set(found["random"]) <= {0.0, 1.0}
+    assert set(found["random"]) | set(found["noisy"]) <= {0.0, 1.0}
     assert found["hackable"] == [1.0, BONUS, 4 * BONUS, 1.0]
     for reward in rewards.values():
         assert reward.rollouts[0]["right"] == 0.5
@@ -138,7 +157,7 @@ def data(tmp_path):
 
 
 def test_what_is_examined_is_never_trained_on(data):
-    preset = replace(SMOKE, start="somewhere", watched=10, groups=4)
+    preset = replace(SMOKE, start="somewhere", watched=10, groups=4, files=PRESETS["gpu"].files)
     sets = problems.from_files(data, preset, tokenizer=None)
     parts = [sets.train, sets.watched, sets.warm, *sets.exams.values()]
     asked = [{row["question"] for row in part} for part in parts]
@@ -148,9 +167,9 @@ def test_what_is_examined_is_never_trained_on(data):
         problems.from_files(data, replace(preset, groups=100), tokenizer=None)
 
 
-def small_start(folder):
+def small_start(folder, hidden=32):
     """An untrained model of characters."""
-    made = embedded.make_model(embedded.WarmUp(hidden=32, layers=1))
+    made = embedded.make_model(embedded.WarmUp(hidden=hidden, layers=1))
     made.save_pretrained(folder)
     embedded.make_tokenizer().save_pretrained(folder)
     return Start(str(folder))
@@ -214,7 +233,7 @@ def test_mistakes(tmp_path, arguments, said):
 
 def test_the_start_is_a_command(tmp_path, data, monkeypatch):
     small_start(tmp_path / "model")
-    monkeypatch.setitem(run.PRESETS, "gpu", replace(SMOKE, start="smollm2", watched=8, groups=4, examined=2))
+    monkeypatch.setitem(run.PRESETS, "gpu", SMALL_WORDS)
     given = ["--preset", "gpu", "--model", str(tmp_path / "model"), "--data", str(data)]
     done = typed(*given, "--warm-up", "--out", str(tmp_path / "start"))
     assert done.exit_code == 0, done.exception
@@ -242,7 +261,8 @@ def test_the_command_compares_methods(tmp_path, monkeypatch):
     assert results["best_rates"] == {"ADPO": 3e-4, "GRPO": 3e-4}
     assert len(results["runs"]) == 2 + 2 * SMOKE.seeds
     for found in results["runs"]:
-        assert len(found["exams"]["arithmetic"]["right"]) == SMOKE.examined
+        examined = found["exams"].get("arithmetic", {"right": ""})["right"]
+        assert len(examined) == (0 if found["trial"]["study"] == "rates" else SMOKE.examined)
         assert len(found["rollouts"]) == (SMOKE.short if found["trial"]["study"] == "rates" else SMOKE.rollouts)
         assert found["tokens_per_step"] > 0
         assert all(log["grad_norm"] >= 0 for log in found["logged"])
@@ -252,5 +272,6 @@ def test_the_command_compares_methods(tmp_path, monkeypatch):
     monkeypatch.setattr(trial, "carried_out", lambda *_: 1 / 0)
     again = typed("--out", str(out), "--resume")
     assert again.exit_code == 0, again.exception
-    other = typed("--out", str(out), "--resume", "--seeds", "3")
-    assert "other settings" in str(other.exception)
+    monkeypatch.setattr(run, "embedded_start", lambda _: small_start(tmp_path / "other", hidden=64))
+    other = typed("--out", str(out), "--resume")
+    assert "other settings" in str(other.exception)  # results of two starts are never merged

@@ -66,7 +66,8 @@ def test_bad_rows_are_one_line(tmp_path, row, complaint):
 
 
 def test_training_problems_like_held_out_ones_are_left_out(tmp_path):
-    train = load(write(tmp_path / "train.jsonl", MAWPS, {**MAWPS, "input": "Ann had 7 apples. How many?"}))
+    variants = ("Ann had 7 apples. How many?", "Then Ann had 9 apples. How many?")
+    train = load(write(tmp_path / "train.jsonl", MAWPS, *({**MAWPS, "input": text} for text in variants)))
     test = load(write(tmp_path / "test.jsonl", SVAMP))
     assert [problem.answer for problem in without_likes_of(train, test)] == ["0.5"]
     assert [problem.question[:3] for problem in without_likes_of(train, test)] == ["Tom"]

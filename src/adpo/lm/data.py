@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -185,16 +186,30 @@ _READERS: dict[tuple[str, ...], Callable[[dict[str, Any], str], Read]] = {
 }
 
 
+LIKE = 0.6
+"""Share of word triples in common from which two questions are taken for variants of one."""
+
+
 def without_likes_of(train: Sequence[Problem], *held_out: Sequence[Problem]) -> list[Problem]:
-    """Training problems whose words, numbers apart, are those of no held-out problem."""
-    seen = {_words(problem.question) for problems in held_out for problem in problems}
-    return [problem for problem in train if _words(problem.question) not in seen]
+    """Training problems that are no variant of a held-out one: other numbers, or a few other words."""
+    others = [_triples(problem.question) for problems in held_out for problem in problems]
+    where: dict[str, list[int]] = {}
+    for number, triples in enumerate(others):
+        for triple in triples:
+            where.setdefault(triple, []).append(number)
+    return [problem for problem in train if not _resembles(_triples(problem.question), others, where)]
 
 
-def _words(text: str) -> str:
-    """What a question says, whatever its numbers.
+def _resembles(mine: set[str], others: list[set[str]], where: dict[str, list[int]]) -> bool:
+    common = Counter(number for triple in mine for number in where.get(triple, ()))
+    return any(count >= LIKE * len(mine | others[number]) for number, count in common.items())
 
-    >>> _words("Ann had 5 apples.  She ate 2!"), _words("ann had 12 apples; she ate 1.5")
-    ('ann had apples she ate', 'ann had apples she ate')
+
+def _triples(text: str) -> set[str]:
+    """Three words in a row, whatever the numbers; a shorter text is one piece.
+
+    >>> sorted(_triples("Ann had 5 red apples."))
+    ['ann had red', 'had red apples']
     """
-    return " ".join(re.findall(r"[a-z]+", text.lower()))
+    words = re.findall(r"[a-z]+", text.lower())
+    return {" ".join(words[at : at + 3]) for at in range(max(1, len(words) - 2))}

@@ -7,14 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from adpo.experiments.reasoning.protocol import Preset
+from adpo.experiments.reasoning.protocol import Files, Preset
 from adpo.lm.data import load, without_likes_of
 from adpo.lm.tasks import Problem, up_to
 
 Row = dict[str, Any]
-EXAMS = {"svamp": "svamp/test.jsonl", "gsm8k": "gsm8k/test.jsonl"}
-TRAIN = "mawps/test.jsonl"
-"""Files of the data folder. MAWPS is for training alone, whatever its file is called."""
 INSTRUCTION = "Reason step by step, then give the final answer after ####."
 
 
@@ -40,15 +37,19 @@ def generated(preset: Preset) -> Sets:
     )
 
 
-def held_out(data: Path) -> dict[str, list[Problem]]:
+def held_out(data: Path, files: Files) -> dict[str, list[Problem]]:
     """All problems of the exams, asked or not."""
-    return {name: load(data / file) for name, file in EXAMS.items()}
+    return {name: load(data / file, files.levels) for name, file in files.exams}
 
 
 def from_files(data: Path, preset: Preset, tokenizer: Any) -> Sets:
     """Problems in words; those that resemble one of an exam, numbers apart, are not trained on."""
-    exams = held_out(data)
-    once = {problem.question: problem for problem in load(data / TRAIN)}  # some are there several times
+    files = preset.files
+    assert files is not None
+    exams = held_out(data, files)
+    once = {
+        problem.question: problem for problem in load(data / files.train, files.levels)
+    }  # some are there twice
     learnt = without_likes_of(list(once.values()), *exams.values())
     random.Random(0).shuffle(learnt)
     watched = learnt[: preset.watched]
@@ -56,7 +57,8 @@ def from_files(data: Path, preset: Preset, tokenizer: Any) -> Sets:
     shuffled = {name: random.Random(0).sample(problems, len(problems)) for name, problems in exams.items()}
     if len(rest) < 2 * preset.groups:
         raise ValueError(
-            f"{data / TRAIN} has {len(rest)} problems unlike those of the exams; {2 * preset.groups} are needed"
+            f"{data / files.train} has {len(rest)} problems unlike those of the exams; "
+            f"{2 * preset.groups} are needed"
         )
 
     def rows(problems: list[Problem]) -> list[Row]:

@@ -21,16 +21,19 @@ class Method:
     arguments: tuple[tuple[str, Any], ...] = ()
 
 
+KEEP = ("truncated", "keep")
+"""A completion that the limit cut is worth what it is worth, as for the others."""
 METHODS = {
     method.name: method
     for method in (
-        Method("ADPO", "adpo", (("target", "boltzmann"),)),
-        Method("ADPO Plackett-Luce", "adpo", (("target", "plackett_luce"),)),
-        Method("Boltzmann, no anchor", "adpo", (("target", "boltzmann"), ("anchor", "none"))),
-        Method("Plackett-Luce, no anchor", "adpo", (("target", "plackett_luce"), ("anchor", "none"))),
+        Method("ADPO", "adpo", (KEEP, ("target", "boltzmann"))),
         Method("GRPO", "grpo"),
-        Method("Dr. GRPO", "dr_grpo"),
         Method("GSPO", "gspo", (("epsilon", 3e-4), ("epsilon_high", 4e-4))),
+        Method("ADPO Plackett-Luce", "adpo", (KEEP, ("target", "plackett_luce"))),
+        Method("Boltzmann, no anchor", "adpo", (KEEP, ("target", "boltzmann"), ("anchor", "none"))),
+        Method("Plackett-Luce, no anchor", "adpo", (KEEP, ("target", "plackett_luce"), ("anchor", "none"))),
+        Method("Dr. GRPO", "dr_grpo"),
+        Method("GSPO, wide clip", "gspo"),
     )
 }
 SHORT = {
@@ -41,6 +44,7 @@ SHORT = {
     "grpo": "GRPO",
     "dr_grpo": "Dr. GRPO",
     "gspo": "GSPO",
+    "gspo_wide": "GSPO, wide clip",
 }
 """Names for the command line."""
 
@@ -101,7 +105,21 @@ VARIANTS = (
         for target in ("boltzmann", "kde", "plackett_luce", "top1")
     ),
     Variant("hackable", reward="hackable", methods=("GRPO",)),
+    Variant("noisy", reward="noisy", methods=("ADPO", "ADPO Plackett-Luce", "GRPO", "GSPO")),
 )
+
+
+@dataclass(frozen=True)
+class Files:
+    """Of the data folder."""
+
+    train: str
+    exams: tuple[tuple[str, str], ...]  # name and file; the first is the one that is reported
+    levels: tuple[int, ...] | None = None
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        return (self.train, *(file for _, file in self.exams))
 
 
 @dataclass(frozen=True)
@@ -132,28 +150,32 @@ class Preset:
     variant_seeds: int = 3
     temperature: float = 1.0
     level: int = 2  # of the embedded model's arithmetic
+    files: Files | None = None  # of other models
 
     def described(self) -> dict[str, Any]:
-        return asdict(self)
+        """What a trial depends on: results of more methods or seeds may join those that are there."""
+        return {name: value for name, value in asdict(self).items() if name not in ("methods", "seeds")}
 
     def choosing(self) -> Iterator[Trial]:
         """One seed for each learning rate."""
-        for method in self.methods:
-            for rate in self.rates:
+        for rate in self.rates:
+            for method in self.methods:
                 yield Trial("rates", method, rate, 0, self.short, self.inner)
 
     def reported(self, best: dict[str, float]) -> Iterator[Trial]:
-        """Each method at its own best rate; other seeds than those that chose it."""
-        for method in self.methods:
-            yield from self._seeds(Trial("seeds", method, best[method], 0, self.rollouts, self.inner), self.seeds)
+        """Each method at its own best rate; other seeds than those that chose it. A seed of everyone at a time."""
+        for seed in range(1, 1 + self.seeds):
+            for method in self.methods:
+                yield Trial("seeds", method, best[method], seed, self.rollouts, self.inner)
 
     def beside(self, best: dict[str, float]) -> Iterator[Trial]:
         """Other numbers of steps on a rollout, larger rates, rewards that say nothing, mean log-probabilities."""
         for method in self.methods:
             base = Trial("inner", method, best[method], 1, self.rollouts, self.inner)
             yield from (replace(base, inner=inner) for inner in self.inners if inner != self.inner)
-            for factor in self.wider:
-                yield replace(base, study="range", rate=factor * best[method])
+            for seed in (1, 2):
+                for factor in self.wider:
+                    yield replace(base, study="range", rate=factor * best[method], seed=seed)
             yield from (replace(base, study="control", reward=reward) for reward in self.controls)
             if self.inners and METHODS[method].trainer == "adpo":
                 yield replace(base, study="mean", more=(("logp_reduction", "mean"), ("tau", 0.1)))
@@ -168,8 +190,9 @@ class Preset:
         return (replace(trial, seed=seed) for seed in range(1, 1 + count))
 
 
-HEADLINE = ("ADPO", "ADPO Plackett-Luce", "Boltzmann, no anchor", "Plackett-Luce, no anchor")
-BASELINES = ("GRPO", "Dr. GRPO", "GSPO")
+MATH = Files("math/train.jsonl", (("math", "math/test.jsonl"),), levels=(3, 4))
+WORDS = Files("mawps/test.jsonl", (("svamp", "svamp/test.jsonl"), ("gsm8k", "gsm8k/test.jsonl")))
+"""MAWPS is for training alone, whatever its file is called."""
 PRESETS = {
     "smoke": Preset(
         start="embedded",
@@ -189,7 +212,7 @@ PRESETS = {
     ),
     "embedded": Preset(
         start="embedded",
-        methods=(*HEADLINE, *BASELINES),
+        methods=tuple(METHODS),
         rates=(1e-4, 3e-4, 1e-3, 3e-3),
         seeds=5,
         groups=32,
@@ -201,13 +224,13 @@ PRESETS = {
         examined=500,
         sampled=250,
         inners=(1, 4, 8),
-        wider=(3.0, 10.0),
+        wider=(3.0, 10.0, 30.0, 100.0),
         controls=("random", "format"),
         variants=VARIANTS,
     ),
     "gpu": Preset(
         start="smollm2",
-        methods=(*HEADLINE, *BASELINES),
+        methods=tuple(METHODS),
         rates=(1e-6, 3e-6, 1e-5, 3e-5),
         seeds=5,
         groups=64,
@@ -218,14 +241,15 @@ PRESETS = {
         watched=256,
         examined=1000,
         sampled=250,
-        exam_batch=1024,
+        exam_batch=512,
+        files=WORDS,
         inners=(1, 4, 8),
-        wider=(3.0, 10.0),
+        wider=(3.0, 10.0, 30.0, 100.0),
         controls=("random", "format"),
     ),
     "paper": Preset(
         start="Qwen/Qwen3-1.7B",
-        methods=("ADPO Plackett-Luce", "GRPO", "GSPO"),
+        methods=("ADPO Plackett-Luce", "ADPO", "GRPO", "GSPO"),
         rates=(1.5e-6, 5e-6, 1.5e-5, 5e-5),
         seeds=5,
         groups=64,
@@ -236,5 +260,6 @@ PRESETS = {
         watched=256,
         examined=1000,
         sampled=250,
+        files=MATH,
     ),
 }

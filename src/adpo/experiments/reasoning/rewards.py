@@ -11,7 +11,9 @@ from adpo.lm.data import final_answer
 from adpo.lm.rewards import Correct
 from adpo.lm.tasks import Outcome
 
-KINDS = ("correct", "random", "format", "hackable")
+KINDS = ("correct", "random", "format", "hackable", "noisy")
+NOISE = 0.2
+"""Share of verdicts that the noisy reward turns round."""
 BONUS = 0.15
 """Of the hackable reward, for each character of a wrong answer, up to four."""
 
@@ -46,6 +48,8 @@ class Watched:
     def _rewards(self, completions: Sequence[Any], outcomes: list[Outcome], right: list[float]) -> list[float]:
         if self.kind == "random":
             return [float(self.draw.random() < 0.5) for _ in right]
+        if self.kind == "noisy":
+            return [1 - mine if self.draw.random() < NOISE else mine for mine in right]
         if self.kind == "format":  # an answer that can be read, whatever it says
             return [
                 float(outcome in (Outcome.correct, Outcome.wrong) and _marked(completion))

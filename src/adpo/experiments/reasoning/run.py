@@ -15,11 +15,11 @@ from rich.console import Console
 from adpo.experiments.cells import Cell, Job, Report
 from adpo.experiments.reasoning import problems, summary, trial, warmup
 from adpo.experiments.reasoning.figures import draw
-from adpo.experiments.reasoning.problems import EXAMS, TRAIN, Sets
+from adpo.experiments.reasoning.problems import Sets
 from adpo.experiments.reasoning.protocol import PRESETS, SHORT, Preset, Trial
 from adpo.experiments.reasoning.starts import Start, embedded_start
 from adpo.experiments.reasoning.tables import markdown, terminal
-from adpo.files import write_json
+from adpo.files import digest, write_json
 from adpo.provenance import provenance
 from adpo.training.models import quiet
 
@@ -65,13 +65,19 @@ def reproduce(name: str, methods: Sequence[str] | None, seeds: int | None, order
     quiet()
     preset = _chosen(name, methods, seeds)
     place = Place(preset, _start(preset, order), order.data)
-    description = {"experiment": "reasoning", "preset": name, "start": place.start.digest(), **preset.described()}
+    description = {
+        "experiment": "reasoning",
+        "preset": name,
+        "weights": place.start.digest(),
+        **preset.described(),
+    }
+    description["data"] = _digests(preset, order)
     job = Job(order.out, description, order.resume, provenance())
     work = _Work(job, place, order)
     (start,) = work.done([Cell("start", partial(_examined, place))])
     runs = work.trials(preset.choosing())
     best = summary.chosen_rates(runs)
-    if len(best) == len(preset.methods):
+    if len(runs) == len(preset.methods) * len(preset.rates):  # else a rate may be missing that is better
         runs += work.trials(preset.reported(best))
         runs += work.trials(preset.beside(best))
     results = {
@@ -119,14 +125,22 @@ def _chosen(name: str, methods: Sequence[str] | None, seeds: int | None) -> Pres
 def _start(preset: Preset, order: Order) -> Start:
     if preset.start == "embedded":
         return embedded_start(preset.level)
+    assert preset.files is not None
     if order.data is None:
-        raise ValueError(f"this preset needs --data, a folder with {TRAIN} and {', '.join(EXAMS.values())}")
-    for file in (TRAIN, *EXAMS.values()):
+        raise ValueError(f"this preset needs --data, a folder with {', '.join(preset.files.all)}")
+    for file in preset.files.all:
         if not (order.data / file).is_file():
             raise ValueError(f"--data {order.data}: there is no {file} in it")
     if preset.start == "smollm2" and order.model is None:
         raise ValueError("this preset needs --model, a .gguf file or a folder of SmolLM2-135M-Instruct")
     return Start(order.model or preset.start, order.adapter)
+
+
+def _digests(preset: Preset, order: Order) -> dict[str, str]:
+    """Results from other problems are never merged."""
+    if preset.files is None or order.data is None:
+        return {}
+    return {file: digest(order.data / file)[:16] for file in preset.files.all}
 
 
 class _Work:

@@ -41,7 +41,11 @@ class Start:
         for part in (self.model, self.adapter):
             if part is None:
                 continue
-            files = [Path(part)] if Path(part).is_file() else sorted(Path(part).glob("*.safetensors"))
+            files = (
+                [Path(part)]
+                if Path(part).is_file()
+                else sorted([*Path(part).glob("*.safetensors"), *Path(part).glob("adapter_config.json")])
+            )
             if not files:  # by its name, on a hub
                 total.update(part.encode())
             for file in files:

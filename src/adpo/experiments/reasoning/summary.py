@@ -28,21 +28,30 @@ class Difference(NamedTuple):
 
 
 def chosen_rates(runs: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Of each method the learning rate whose short run ended best on the problems that are watched."""
+    """Of each method the rate whose short run is right most often: in its last rollouts and on what is watched.
+
+    A run that had to be stopped is chosen only where all were.
+    """
     best: dict[str, tuple[float, float]] = {}
     for run in runs:
         method, rate = run["trial"]["method"], run["trial"]["rate"]
-        reached = run["curve"][-1][1] if run["curve"] else 0.0
+        last = run["rollouts"][-max(1, len(run["rollouts"]) // 4) :]
+        reached = sum(each["right"] for each in last) / len(last) + (run["curve"][-1][1] if run["curve"] else 0.0)
+        reached = reached if run["stopped"] is None else -1.0
         if method not in best or reached > best[method][0]:
             best[method] = (reached, rate)
     return {method: rate for method, (_, rate) in best.items()}
 
 
 def collapsed(run: dict[str, Any], start: dict[str, Any]) -> bool:
-    """Final accuracy below that of the start, or below half of its own peak."""
+    """In the end below the start, in the exam where there was one, or below half the peak of the curve."""
     last = run["curve"][-1][1] if run["curve"] else 0.0
     peak = max((value for _, value in run["curve"]), default=0.0)
-    return run["stopped"] is not None or last < start["watched"] or last < peak / 2
+    exam = next(iter(run["exams"]), None)
+    ended, began = last, start["watched"]
+    if exam is not None:
+        ended, began = run["exams"][exam]["greedy"], start["exams"][exam]["greedy"]
+    return run["stopped"] is not None or ended < began or last < peak / 2
 
 
 def rows_of(runs: Sequence[dict[str, Any]], start: dict[str, Any]) -> list[dict[str, Any]]:
@@ -65,6 +74,10 @@ def _line(key: tuple[Any, ...], runs: list[dict[str, Any]], start: dict[str, Any
     for measure in ("entropy", "kl_to_start", "forgetting", "seconds_per_step", "tokens_per_step"):
         if measure in runs[0]:
             line[measure] = _with_interval([run[measure] for run in runs])
+    gradients = [[log["grad_norm"] for log in run["logged"]] for run in runs]
+    line["gradient"] = _with_interval(
+        [sorted(values)[len(values) // 2] for values in gradients if values] or [0.0]
+    )
     for measure in runs[0]["rollouts"][-1]:
         line[f"last rollouts: {measure}"] = _with_interval([_late(run, measure) for run in runs])
     return line
@@ -82,18 +95,36 @@ def _with_interval(values: Sequence[float]) -> list[float]:
 
 def against(runs: Sequence[dict[str, Any]], exam: str) -> list[dict[str, Any]]:
     """Ours against every other method, in the exam's most likely answers."""
-    reported: dict[str, list[str]] = {}
+    reported: dict[str, dict[int, str]] = {}
     for run in runs:
         if run["trial"]["study"] == "seeds":
-            reported.setdefault(run["trial"]["method"], []).append(run["exams"][exam]["right"])
-    return [
-        {"ours": ours, "other": other, **found._asdict(), "verdict": found.verdict}
-        for ours in OURS
-        if ours in reported
-        for other in reported
-        if other != ours
-        for found in [difference(reported[ours], reported[other])]
-    ]
+            found = run["exams"][exam]["right"]
+            reported.setdefault(run["trial"]["method"], {})[run["trial"]["seed"]] = found
+    pairs = [(ours, other) for ours in OURS if ours in reported for other in reported if other != ours]
+    lines = []
+    for ours, other in pairs:
+        seeds = sorted(reported[ours].keys() & reported[other].keys())  # the same seeds, as far as both have ended
+        if not seeds:
+            continue
+        mine, theirs = ([reported[method][seed] for seed in seeds] for method in (ours, other))
+        over_both = difference(mine, theirs)
+        over_seeds = interval([_share(a) - _share(b) for a, b in zip(mine, theirs, strict=True)])
+        agree = (over_both.low > 0 and over_seeds.low > 0) or (over_both.high < 0 and over_seeds.high < 0)
+        lines.append(
+            {
+                "ours": ours,
+                "other": other,
+                "seeds": len(seeds),
+                **over_both._asdict(),
+                "half_over_seeds": over_seeds.half if len(seeds) > 1 else 0.0,
+                "verdict": over_both.verdict if agree else "level",
+            }
+        )
+    return lines
+
+
+def _share(right: str) -> float:
+    return right.count("1") / len(right)
 
 
 def difference(ours: Sequence[str], theirs: Sequence[str], draws: int = DRAWS) -> Difference:

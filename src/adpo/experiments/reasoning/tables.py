@@ -15,6 +15,7 @@ class Lines(NamedTuple):
 
 
 LATE = ("reward", "right", "length", "distinct", "agreed_wrong", "live")
+MORE = ("entropy", "kl_to_start", "forgetting", "gradient", "tokens_per_step", "seconds_per_step")
 STUDIES = {
     "seeds": "each method at its own best learning rate",
     "rates": "learning rates: short runs, one seed",
@@ -26,6 +27,7 @@ STUDIES = {
     "divergences": "divergences",
     "temperatures": "temperatures",
     "collapsed start": "a start that is sure of everything",
+    "noisy": "a reward that is wrong one time in five",
     "hackable": "a reward that pays wrong answers for their length",
 }
 
@@ -43,7 +45,7 @@ def _study(results: dict[str, Any], study: str, title: str) -> Lines:
         *(f"{exam}: greedy" for exam in exams),
         *(f"{exam}: {k.replace('_at_', '@')}" for exam in exams),
         *("reward", "right", "length", "distinct answers", "agreed, wrong", "live", "nats a token", "KL to start"),
-        *("s a step",),
+        *("forgetting", "gradient", "tokens a step", "s a step"),
     )
     rows = []
     for row in results["rows"]:
@@ -57,15 +59,17 @@ def _study(results: dict[str, Any], study: str, title: str) -> Lines:
                 str(row["inner"]),
                 str(row["seeds"]),
                 str(row["collapsed"]),
-                *(_share(row[f"{exam}: greedy"]) for exam in exams),
-                *(_share(row[f"{exam}: {k}"]) for exam in exams),
-                *(f"{row[name][0]:.3g}" for name in (*late, "entropy", "kl_to_start", "seconds_per_step")),
+                *(_share(row.get(f"{exam}: greedy")) for exam in exams),
+                *(_share(row.get(f"{exam}: {k}")) for exam in exams),
+                *(f"{row[name][0]:.3g}" if name in row else "" for name in (*late, *MORE)),
             )
         )
     return Lines(title, columns, rows)
 
 
-def _share(value: Sequence[float]) -> str:
+def _share(value: Sequence[float] | None) -> str:
+    if value is None:
+        return ""
     return f"{value[0]:.1%}" + (f" ± {value[1]:.1%}" if value[1] else "")
 
 
@@ -74,13 +78,16 @@ def _against(results: dict[str, Any]) -> Lines:
         (
             row["ours"],
             row["other"],
+            str(row["seeds"]),
             f"{row['mean']:+.1%} [{row['low']:+.1%}, {row['high']:+.1%}]",
             row["verdict"],
         )
         for row in results["against"]
     ]
     return Lines(
-        "greedy accuracy against, 95 % over problems and seeds", ("method", "against", "difference", ""), rows
+        "greedy accuracy against, 95 % over problems and seeds",
+        ("method", "against", "seeds", "difference", ""),
+        rows,
     )
 
 

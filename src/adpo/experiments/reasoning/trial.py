@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from transformers import TrainerCallback, set_seed
@@ -20,16 +23,45 @@ from adpo.lm.rewards import Correct
 from adpo.training.exam import Exam, Taken
 from adpo.training.settings import METHODS as TRAINERS
 
-LOGGED = ("grad_norm", "entropy", "adpo/tau", "adpo/anchor_kl", "adpo/log_ratio", "adpo/policy_entropy")
+P = ParamSpec("P")
+T = TypeVar("T")
+LOGGED = (
+    "grad_norm",
+    "entropy",
+    "clip_ratio/region_mean",
+    "refused_steps",
+    "adpo/tau",
+    "adpo/anchor_kl",
+    "adpo/log_ratio",
+    "adpo/policy_entropy",
+)
 DISTANCE_PROBLEMS = 64
+TOKENS_PER_PASS = 16_384
+REFUSED_STEPS = 5
 
 
+def alone(work: Callable[P, T]) -> Callable[P, T]:
+    """What a trial held is gone before the next one of its process."""
+
+    @functools.wraps(work)
+    def done(*arguments: P.args, **options: P.kwargs) -> T:
+        try:
+            return work(*arguments, **options)
+        finally:
+            gc.collect()
+            torch._dynamo.reset()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+
+    return done
+
+
+@alone
 def carried_out(trial: Trial, preset: Preset, start: Start, sets: Sets, report: Report) -> dict[str, Any]:
     """Train, watch, examine."""
     set_seed(trial.seed)
     model, tokenizer = start.load()
-    if trial.sharpened != 1:
-        sharpen(model, trial.sharpened)
+    sharpen(model, trial.sharpened)
     with Correct() as correct, tempfile.TemporaryDirectory() as folder:
         reward = Watched(trial.reward, correct, preset.members, trial.seed)
         trainer = _trainer(trial, preset, model, tokenizer, reward, sets.train, folder)
@@ -38,9 +70,9 @@ def carried_out(trial: Trial, preset: Preset, start: Start, sets: Sets, report: 
         began = time.perf_counter()
         stopped = _trained(trainer)
         seconds = time.perf_counter() - began - watch.seconds
-        trained = trainer.accelerator.unwrap_model(trainer.model)
-        taken = _taken(trained, sets, tokenizer, correct, preset)
-    steps = trial.rollouts * trial.inner
+        trained = _copied(trainer.accelerator.unwrap_model(trainer.model), torch.float32)
+        taken = _taken(trained, sets, tokenizer, correct, preset) if trial.study != "rates" else {}
+    steps = max(1, trainer.state.global_step)
     return {
         "trial": {"study": trial.study, "method": trial.method, "rate": trial.rate, "seed": trial.seed}
         | {"inner": trial.inner, "reward": trial.reward, "changes": trial.changes},
@@ -55,16 +87,18 @@ def carried_out(trial: Trial, preset: Preset, start: Start, sets: Sets, report: 
         "rollouts": [_rounded(each) for each in reward.rollouts],
         "logged": [_rounded({key: log[key] for key in LOGGED if key in log}) for log in _logs(trainer)],
         "exams": {name: _told(each) for name, each in taken.items()},
-        **_from_start(trained, start, tokenizer, preset, sets, taken),
+        **(_from_start(trained, trial, start, tokenizer, preset, sets, taken) if taken else {}),
     }
 
 
 @torch.no_grad()
 def sharpen(model: Any, factor: float) -> None:
     """All logits times a factor, by the norm before the output layer."""
-    model.base_model.norm.weight.mul_(factor)
+    if factor != 1:
+        model.base_model.norm.weight.mul_(factor)
 
 
+@alone
 def examined(start: Start, preset: Preset, sets: Sets, _: Report) -> dict[str, Any]:
     """The start itself; ``live`` is the share of groups that would have a gradient."""
     model, tokenizer = start.load()
@@ -88,7 +122,7 @@ def arguments(trial: Trial, preset: Preset, folder: str) -> dict[str, Any]:
     on_device = torch.accelerator.is_available()
     return {
         "output_dir": folder,
-        "seed": trial.seed,
+        "seed": 1000 * trial.seed,  # the order of an epoch has the seed of its number added
         "per_device_train_batch_size": preset.groups * preset.members // mini_batches,
         "steps_per_generation": mini_batches,
         "num_iterations": trial.inner // mini_batches,
@@ -100,12 +134,14 @@ def arguments(trial: Trial, preset: Preset, folder: str) -> dict[str, Any]:
         "learning_rate": trial.rate,
         "lr_scheduler_type": "constant_with_warmup",
         "warmup_steps": trial.inner,
-        "logging_steps": trial.inner,
+        "max_grad_norm": 1e9,  # their losses are of other sizes: clipping would act on some alone
+        "logging_steps": 1,
         "report_to": [],
         "save_strategy": "no",
         "disable_tqdm": True,
         "bf16": on_device,
         "use_cpu": not on_device,
+        "tokens_per_pass": TOKENS_PER_PASS,  # not by the memory that neighbours leave
         **TRAINERS[METHODS[trial.method].trainer],
         **dict(METHODS[trial.method].arguments),
         **dict(trial.more),
@@ -118,6 +154,7 @@ def _trainer(
     from datasets import Dataset
     from transformers.trainer_callback import PrinterCallback
 
+    from adpo.integrations.guards import RefuseBadSteps
     from adpo.integrations.trl import ADPOConfig, ADPOTrainer
     from adpo.integrations.trl.baselines import FastGRPOConfig, FastGRPOTrainer
 
@@ -128,6 +165,8 @@ def _trainer(
         trainer = ADPOTrainer(model, reward, ADPOConfig(**given), **common)
     else:
         trainer = FastGRPOTrainer(model, reward, FastGRPOConfig(**given), **common)
+        trainer.step_guard = RefuseBadSteps(trainer, REFUSED_STEPS)  # as ADPO's has
+        trainer.add_callback(trainer.step_guard)
     trainer.remove_callback(PrinterCallback)
     return trainer
 
@@ -138,6 +177,7 @@ def _trained(trainer: Any) -> str | None:
 
     try:
         trainer.train()
+        trainer.step_guard.complain()
     except TrainingStoppedError as error:
         return str(error)
     return None
@@ -157,14 +197,17 @@ def _taken(model: Any, sets: Sets, tokenizer: Any, correct: Correct, preset: Pre
 
 
 def _narrow(model: Any) -> Any:
-    """A copy in the precision that the policy is sampled in, where that is another than that of its weights."""
-    if model.device.type == "cpu":
-        return model
+    """In the precision that the policy is sampled in, where that is another than that of its weights."""
+    return model if model.device.type == "cpu" else _copied(model, torch.bfloat16)
+
+
+def _copied(model: Any, dtype: torch.dtype) -> Any:
+    """The same weights in a model to which no trainer has done anything."""
     from adpo.integrations.trl.sampling import copy_weights, made_like
 
-    made = made_like(model, torch.bfloat16)
+    made = made_like(model, dtype)
     copy_weights(model, made)
-    return made
+    return made.eval()
 
 
 def _told(taken: Taken) -> dict[str, Any]:
@@ -181,12 +224,13 @@ def _told(taken: Taken) -> dict[str, Any]:
 
 
 def _from_start(
-    model: Any, start: Start, tokenizer: Any, preset: Preset, sets: Sets, taken: dict[str, Taken]
+    model: Any, trial: Trial, start: Start, tokenizer: Any, preset: Preset, sets: Sets, taken: dict[str, Taken]
 ) -> dict[str, float]:
     name = next(iter(sets.exams))
     sampled = taken[name][1].texts[:DISTANCE_PROBLEMS]
     rows = sets.exams[name][: len(sampled)]
     before, _ = start.load()
+    sharpen(before, trial.sharpened)
     asked, said = [row["prompt"] for row in rows], [texts[0] for texts in sampled]
     found = measures.distance(model.eval(), before.eval(), tokenizer, asked, said, preset.longest)
     if preset.start != "embedded":

@@ -18,7 +18,7 @@ from torch import Tensor
 from adpo.experiments.reasoning import trial
 from adpo.experiments.reasoning.measures import tokens_of
 from adpo.experiments.reasoning.problems import Sets, asked, held_out
-from adpo.experiments.reasoning.protocol import Preset
+from adpo.experiments.reasoning.protocol import Files, Preset
 from adpo.experiments.reasoning.starts import Start
 from adpo.files import write_json
 from adpo.lm.data import load, read_rows, without_likes_of
@@ -28,6 +28,8 @@ from adpo.provenance import provenance
 
 _CALCULATIONS = re.compile(r"<<[^>]*>>")  # of GSM8K, for a calculator that is not there
 MOST_BYTES = 16 * 2**20
+GOAL, LIVE_GOAL = 0.3, 0.5
+"""Share of the problems at hand that a start should have right, and of groups with a gradient."""
 
 
 @dataclass(frozen=True)
@@ -58,13 +60,13 @@ def warmed_up(
     if out.exists() and any(out.iterdir()):
         raise ValueError(f"{out} is not empty: choose another --out")
     torch.manual_seed(recipe.seed)
-    before = trial.examined(start, preset, sets, on_progress)
     model, tokenizer = start.load()
     lora = LoraConfig(
         r=recipe.rank, lora_alpha=2 * recipe.rank, target_modules="all-linear", task_type="CAUSAL_LM"
     )
     model = get_peft_model(model, lora)
-    rows = lessons(data, sets, tokenizer, recipe)
+    assert preset.files is not None
+    rows = lessons(data, preset.files, sets, tokenizer, recipe)
     losses = _taught(model, tokenizer, rows, recipe, on_progress)
     part = out.with_name(out.name + ".part")
     model.to(torch.bfloat16).save_pretrained(part)
@@ -81,8 +83,8 @@ def warmed_up(
         "loss": [round(losses[0], 4), round(losses[-1], 4)],
         "bytes": size,
         "start": made.digest(),
-        "before": _figures(before),
         "after": _figures(after),
+        "goal_reached": after["watched"] >= GOAL and after["live"] >= LIVE_GOAL,
         "provenance": provenance(),
     }
     write_json(out / "card.json", card)
@@ -99,13 +101,15 @@ def _figures(found: dict[str, Any]) -> dict[str, Any]:
     return {"exams": exams, "watched": found["watched"], "live": found["live"]}
 
 
-def lessons(data: Path, sets: Sets, tokenizer: Any, recipe: Recipe) -> list[tuple[list[int], list[int]]]:
+def lessons(
+    data: Path, files: Files, sets: Sets, tokenizer: Any, recipe: Recipe
+) -> list[tuple[list[int], list[int]]]:
     """Tokens of prompts and of what is to be said: solutions of GSM8K, and answers to some easier problems."""
     source = data / "gsm8k" / "train.jsonl"
     solutions = {row["question"]: str(row["answer"]) for _, row in read_rows(source)}
     pairs = [
         (asked(problem.question, tokenizer), _CALCULATIONS.sub("", solutions[problem.question]))
-        for problem in without_likes_of(load(source), *held_out(data).values())
+        for problem in without_likes_of(load(source), *held_out(data, files).values())
     ]
     easier = [(row["prompt"], f"#### {row['answer']}") for row in sets.warm]
     found = [
