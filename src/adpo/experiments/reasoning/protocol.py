@@ -213,7 +213,7 @@ PRESETS = {
     "embedded": Preset(
         start="embedded",
         methods=tuple(METHODS),
-        rates=(1e-4, 3e-4, 1e-3, 3e-3),
+        rates=(1e-5, 3e-5, 1e-4, 3e-4),
         seeds=5,
         groups=32,
         members=8,
