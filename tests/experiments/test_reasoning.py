@@ -244,7 +244,11 @@ def test_the_start_is_a_command(tmp_path, data, monkeypatch):
     assert card["start"] in done.output
     again = typed(*given, "--warm-up", "--out", str(tmp_path / "start"))
     assert "is not empty" in str(again.exception)
-    started = Start(str(tmp_path / "model"), str(tmp_path / "start")).load()[0]
+    monkeypatch.setenv("ADPO_CACHE", str(tmp_path / "cache"))
+    unpacked = Start(str(tmp_path / "model"), str(tmp_path / "start")).unpacked()
+    assert unpacked.digest() == card["start"]
+    assert unpacked.model.startswith(str(tmp_path / "cache"))
+    started = unpacked.load()[0]
     plain = Start(str(tmp_path / "model")).load()[0]
     assert any(not torch.equal(a, b) for a, b in zip(started.parameters(), plain.parameters(), strict=True))
 

@@ -64,7 +64,7 @@ def reproduce(name: str, methods: Sequence[str] | None, seeds: int | None, order
     """Run what is missing; write ``results.json``, ``tables.md`` and figures."""
     quiet()
     preset = _chosen(name, methods, seeds)
-    place = Place(preset, _start(preset, order), order.data)
+    place = Place(preset, _start(preset, order).unpacked(), order.data)
     description = {
         "experiment": "reasoning",
         "preset": name,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ class Start:
 
     model: str
     adapter: str | None = None
+    known_as: str | None = None  # the hash of what this one was unpacked from
 
     def load(self) -> tuple[Any, Any]:
         """Model, in float32 on the device, and tokenizer, which pads on the left."""
@@ -35,8 +38,25 @@ class Start:
         device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
         return model.to(device), tokenizer
 
+    def unpacked(self) -> Start:
+        """The same weights as a folder in the cache: a quantised file takes long to read, and is read often."""
+        if not self.model.endswith(".gguf") and self.adapter is None:
+            return self
+        folder = embedded.cache() / f"start-{self.digest()}"
+        if not (folder / "config.json").exists():
+            model, tokenizer = self.load()
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=folder.parent) as part:
+                model.save_pretrained(Path(part) / "start")
+                tokenizer.save_pretrained(Path(part) / "start")
+                shutil.rmtree(folder, ignore_errors=True)  # what an interrupted copy may have left
+                (Path(part) / "start").rename(folder)
+        return Start(str(folder), known_as=self.digest())
+
     def digest(self) -> str:
         """Results from different starts are never merged: this stands in every one of them."""
+        if self.known_as is not None:
+            return self.known_as
         total = hashlib.sha256()
         for part in (self.model, self.adapter):
             if part is None:
