@@ -208,7 +208,7 @@ def worker(folder):
         assert off < 2e-6, f"{name}: off by {off}, moved by {moved}"
         assert metrics["adpo/scored"] == [0.0, 1.0, 1.0, 1.0]
         if settings.target == "plackett_luce":  # to others a group of ties still says: back to the anchor
-            assert metrics["adpo/rows_left_out"][1] > 0.2
+            assert metrics["adpo/rows_left_out"][1] > 0.3
         if name in stale:
             missed = distance(found, stale[name]) / moved
             assert missed > STALE, f"{name}: without scoring passes it would be off by {missed} of the way"

@@ -122,8 +122,8 @@ def test_passes_without_gradient_round_as_those_of_training(dtype):
     torch.testing.assert_close(tokens.double().sum(1), trained.double(), rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.parametrize("kernel", ["varlen", "flex"])
-def test_no_number_of_tokens_compiles_anew(kernel):
+@pytest.mark.parametrize(("kernel", "settled"), [("varlen", 1), ("flex", 2)])
+def test_no_number_of_tokens_compiles_anew(kernel, settled):
     from torch._dynamo.utils import counters
 
     model = test_packed.model("qwen3", width=64).cuda().bfloat16()
@@ -135,7 +135,7 @@ def test_no_number_of_tokens_compiles_anew(kernel):
         batch = batch._replace(plan=prepared(batch.plan, kernel))
         packed_seq_logp(model, batch).sum().backward()
         seen.append(counters["stats"]["unique_graphs"])
-    assert seen[2] == seen[-1], seen  # for FlexAttention one block is another graph than several
+    assert seen[settled] == seen[-1], seen  # for FlexAttention one block is another graph than several
     assert layers.why_not is None
 
 

@@ -10,8 +10,9 @@ import torch
 
 import adpo
 from adpo.baselines import grpo_loss
+from adpo.experiments.cleaned import cleaned
 from adpo.experiments.efficiency.contenders import clock
-from adpo.experiments.efficiency.measures import cleaned, device, work_of
+from adpo.experiments.efficiency.measures import device, work_of
 from adpo.experiments.efficiency.policies import policy
 from adpo.experiments.efficiency.protocol import Preset, Rollout, Work
 from adpo.lm.compiled import CompiledLayers, why_not_compiled

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-import gc
 import statistics
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import torch
 
+from adpo.experiments.cleaned import cleaned
 from adpo.experiments.efficiency.contenders import KeepGradient, trainer_of
 from adpo.experiments.efficiency.policies import END, PAD, policy
 from adpo.experiments.efficiency.protocol import Contender, Preset, Rollout, Work, rollout
@@ -20,26 +18,6 @@ from adpo.lm.scoring import Sequences, sequences
 
 def device() -> torch.device:
     return torch.accelerator.current_accelerator() or torch.device("cpu")
-
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-def cleaned(measure: Callable[P, T]) -> Callable[P, T]:
-    """What a measurement held is gone before the next one."""
-
-    @functools.wraps(measure)
-    def measured(*arguments: P.args, **options: P.kwargs) -> T:
-        try:
-            return measure(*arguments, **options)
-        finally:
-            gc.collect()
-            torch._dynamo.reset()
-            if _on_gpu():
-                torch.cuda.empty_cache()
-
-    return measured
 
 
 class OtherWorkError(ValueError):

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import functools
-import gc
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import torch
 from transformers import TrainerCallback, set_seed
 
 from adpo.experiments.cells import Report
+from adpo.experiments.cleaned import cleaned
 from adpo.experiments.reasoning import measures
 from adpo.experiments.reasoning.problems import Row, Sets
 from adpo.experiments.reasoning.protocol import METHODS, Preset, Trial
@@ -23,8 +21,6 @@ from adpo.lm.rewards import Correct
 from adpo.training.exam import Exam, Taken
 from adpo.training.settings import METHODS as TRAINERS
 
-P = ParamSpec("P")
-T = TypeVar("T")
 LOGGED = (
     "grad_norm",
     "entropy",
@@ -40,23 +36,7 @@ TOKENS_PER_PASS = 16_384
 REFUSED_STEPS = 5
 
 
-def alone(work: Callable[P, T]) -> Callable[P, T]:
-    """What a trial held is gone before the next one of its process."""
-
-    @functools.wraps(work)
-    def done(*arguments: P.args, **options: P.kwargs) -> T:
-        try:
-            return work(*arguments, **options)
-        finally:
-            gc.collect()
-            torch._dynamo.reset()
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
-
-    return done
-
-
-@alone
+@cleaned
 def carried_out(trial: Trial, preset: Preset, start: Start, sets: Sets, report: Report) -> dict[str, Any]:
     """Train, watch, examine."""
     set_seed(trial.seed)
@@ -98,7 +78,7 @@ def sharpen(model: Any, factor: float) -> None:
         model.base_model.norm.weight.mul_(factor)
 
 
-@alone
+@cleaned
 def examined(start: Start, preset: Preset, sets: Sets, _: Report) -> dict[str, Any]:
     """The start itself; ``live`` is the share of groups that would have a gradient."""
     model, tokenizer = start.load()
