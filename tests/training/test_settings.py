@@ -79,7 +79,7 @@ def test_pairs_that_are_none(words, complaint):
 
 def test_tau_may_be_auto():
     asked = resolve(parse_pairs(["--tau", "auto"]))
-    config = run.trainer_config(asked, run.arguments(asked, Path("unused"), 0))
+    config = run.trainer_config(asked.run.method, run.arguments(asked, Path("unused"), 0))
     assert config.tau_schedule == "auto"
 
 

@@ -73,7 +73,7 @@ def _dry_run(order: Ordered[Asked], display: Display) -> None:
     checked = (
         given if torch.accelerator.is_available() else {**given, "bf16": False, "tf32": None, "use_cpu": True}
     )
-    run.trainer_config(asked, checked)
+    run.trainer_config(asked.run.method, checked)
     if asked.run.reward is not None:
         own_reward(asked.run.reward)
     for name in (asked.run.data, asked.run.eval_data):

@@ -34,7 +34,8 @@ def prepare(run: RunSettings, tokenizer: Any, seed: int) -> Data:
         train, test = _own_rows(run)
     else:
         found = _problems(run, seed)
-        train, test = ([_row(problem, run, tokenizer) for problem in problems] for problems in found)
+        instruction = None if run.embedded else run.instruction
+        train, test = ([row_of(problem, tokenizer, instruction) for problem in problems] for problems in found)
     random.Random(0).shuffle(test)  # files are often in some order; the seed of a run is not to choose its exam
     train = list({_key(row): row for row in train}.values())  # a problem that is there twice counts once
     random.Random(seed).shuffle(train)
@@ -94,16 +95,17 @@ def named(name: str, config: str | None, split: str) -> Any:
         raise ValueError(f"data set {name!r} cannot be loaded: {reason}") from None
 
 
-def _row(problem: Problem, run: RunSettings, tokenizer: Any) -> Row:
+def row_of(problem: Problem, tokenizer: Any, instruction: str | None) -> Row:
+    """A question in words, with what is to be done; bare, as for a model of characters, without an instruction."""
     columns = {
         "task": problem.task,
         "level": problem.level,
         "answer": problem.answer,
         "question": problem.question,
     }
-    if run.embedded:
+    if instruction is None:
         return {"prompt": problem.prompt, **columns}
-    text = f"{problem.question}\n{run.instruction}".strip()
+    text = f"{problem.question}\n{instruction}".strip()
     if getattr(tokenizer, "chat_template", None):
         return {"prompt": [{"role": "user", "content": text}], **columns}
     return {"prompt": f"{text}\n", **columns}
@@ -162,7 +164,12 @@ def that_fit(
 
 def prompt_tokens(prompt: Any, tokenizer: Any, chat: Mapping[str, Any]) -> int:
     """Length of a prompt; ``chat`` are arguments of the chat template."""
+    return len(prompt_ids(prompt, tokenizer, chat))
+
+
+def prompt_ids(prompt: Any, tokenizer: Any, chat: Mapping[str, Any] | None = None) -> list[int]:
+    """Tokens of a prompt, text or messages."""
     if isinstance(prompt, str):
-        return len(tokenizer(prompt)["input_ids"])
-    options = {"add_generation_prompt": True, "tokenize": True, "return_dict": False, **chat}
-    return len(tokenizer.apply_chat_template(prompt, **options))
+        return list(tokenizer(prompt)["input_ids"])
+    options = {"add_generation_prompt": True, "tokenize": True, "return_dict": False, **(chat or {})}
+    return list(tokenizer.apply_chat_template(prompt, **options))

@@ -65,13 +65,13 @@ def arguments(asked: Asked, out: Path, seed: int, longest_answer: int = 5) -> di
     return {**begin(out, seed), **own, **asked.trainer}
 
 
-def trainer_config(asked: Asked, given: dict[str, Any]) -> Any:
+def trainer_config(method: str, given: dict[str, Any]) -> Any:
     """The arguments as the trainer's own class, which checks them."""
     from adpo.integrations.trl import ADPOConfig
     from adpo.integrations.trl.baselines import FastGRPOConfig
 
     kept = {name: value for name, value in given.items() if name != "model_init_kwargs"}
-    return (ADPOConfig if asked.run.method == "adpo" else FastGRPOConfig)(**kept)
+    return (ADPOConfig if method == "adpo" else FastGRPOConfig)(**kept)
 
 
 def train(order: Ordered[Asked], display: Display) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def train(order: Ordered[Asked], display: Display) -> dict[str, Any]:
     if order.resume:
         display.say(f"going on from {checkpoint}" if checkpoint else "no checkpoint yet: from the start")
     given = arguments(order.asked, folder, order.seed, _longest_answer(run, order.seed))
-    config = trainer_config(order.asked, given)
+    config = trainer_config(run.method, given)
     with everyone.main_process_first():
         path = model_folder(run, display)
     model, tokenizer = load_model(path, given.get("model_init_kwargs"))
@@ -107,7 +107,7 @@ def train(order: Ordered[Asked], display: Display) -> dict[str, Any]:
         everyone.wait_for_everyone()
         before = exam.remembered(model, folder / "before.json")
         set_seed(order.seed)  # whether or not there was an exam before
-        trainer = _trainer(run, model, reward, config, to_train, tokenizer)
+        trainer = made_trainer(run.method, model, reward, config, to_train, tokenizer, lora_config(run))
         display.say(f"scoring: {trainer.scorer.chosen()}")
         display.say(f"sampling: {trainer.how_sampled()}")
         trainer.run_identity = identity(order)
@@ -163,9 +163,16 @@ def _longest_answer(run: RunSettings, seed: int) -> int:
     return max(len(problem.answer) for problem in up_to(run.task, 50, level=run.level, seed=seed)) + 2
 
 
-def _trainer(
-    run: RunSettings, model: Any, reward: Reward, config: Any, rows: list[data.Row], tokenizer: Any
+def made_trainer(
+    method: str,
+    model: Any,
+    reward: Reward,
+    config: Any,
+    rows: list[data.Row],
+    tokenizer: Any,
+    adapter: Any = None,
 ) -> Any:
+    """Of that method; rewards that fail and steps that are not finite are refused in all of them."""
     from datasets import Dataset
     from transformers.trainer_callback import PrinterCallback
 
@@ -177,9 +184,9 @@ def _trainer(
         "args": config,
         "train_dataset": Dataset.from_list(rows),
         "processing_class": tokenizer,
-        "peft_config": lora_config(run),
+        "peft_config": adapter,
     }
-    if run.method == "adpo":
+    if method == "adpo":
         trainer = ADPOTrainer(model, reward, **common)
     else:
         trainer = FastGRPOTrainer(model, GuardedRewards(5).wrap(reward), **common)

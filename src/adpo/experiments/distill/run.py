@@ -17,7 +17,8 @@ from adpo.experiments.distill.actor import Actor
 from adpo.experiments.distill.lessons import Lessons
 from adpo.experiments.distill.protocol import PRESETS, Lesson, Protocol
 from adpo.experiments.distill.summary import against_kd, claims, outcome_name, summarised
-from adpo.experiments.distill.tables import markdown, terminal
+from adpo.experiments.distill.tables import shown, tables
+from adpo.experiments.tables import markdown, terminal
 from adpo.files import write_json
 from adpo.provenance import provenance
 
@@ -71,7 +72,7 @@ def reproduce(
     results["claims"] = claims(results, protocol) if preset == "paper" else []  # no verdicts on small trials
     results["against_kd"] = against_kd(results, protocol)
     write_json(order.out / "results.json", results)
-    (order.out / "tables.md").write_text(markdown(results))
+    (order.out / "tables.md").write_text(markdown(tables(results)))
     figures.draw(results, order.out)
     results["not_filmed"] = {name: _filmed(name, order) for name in protocol.environments}
     return results
@@ -88,7 +89,7 @@ def _filmed(name: str, order: Order) -> str | None:
 
 def show(results: dict[str, Any], console: Console) -> None:
     """The main tables, on the terminal."""
-    for table in terminal(results):
+    for table in terminal(shown(results)):
         console.print(table)
     for name, reason in results["not_filmed"].items():
         if reason is not None:

@@ -1,19 +1,11 @@
-"""The results as tables, on the terminal and as Markdown: the paper's layout, our numbers beside the paper's."""
+"""The results as tables: the paper's layout, our numbers beside the paper's."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
-
-from rich.table import Table
+from typing import Any
 
 from adpo.experiments.distill.summary import PAPER
-
-
-class Lines(NamedTuple):
-    title: str
-    columns: tuple[str, ...]
-    rows: Sequence[tuple[str, ...]]
+from adpo.experiments.tables import Lines
 
 
 def tables(results: dict[str, Any]) -> list[Lines]:
@@ -120,20 +112,6 @@ def _study(results: dict[str, Any], name: str) -> Lines:
     return Lines(f"{name}: studies", columns, rows)
 
 
-def terminal(results: dict[str, Any]) -> list[Table]:
-    """Without the long lists, which are in ``tables.md``."""
-    made = []
-    for title, columns, rows in tables(results)[: len(results["own"]) + bool(results["claims"])]:
-        table = Table(*columns, title=title)
-        for row in rows:
-            table.add_row(*row)
-        made.append(table)
-    return made
-
-
-def markdown(results: dict[str, Any]) -> str:
-    parts = []
-    for title, columns, rows in tables(results):
-        head = [f"### {title}", "", f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
-        parts.append("\n".join([*head, *(f"| {' | '.join(row)} |" for row in rows), ""]))
-    return "\n".join(parts)
+def shown(results: dict[str, Any]) -> list[Lines]:
+    """On the terminal: without the long lists, which are in ``tables.md``."""
+    return tables(results)[: len(results["own"]) + bool(results["claims"])]

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from adpo.lm.scoring import sequences, token_logp
+from adpo.training.data import prompt_ids
 
 BATCH = 16
 TEXTS, TEXT_TOKENS = 64, 256
@@ -20,7 +21,7 @@ def distance(
     model: Any, start: Any, tokenizer: Any, asked: Sequence[Any], said: Sequence[str], longest: int
 ) -> dict[str, float]:
     """From completions sampled from the model: nats a token (its entropy), and KL to the start a completion."""
-    prompts = [tokens_of(tokenizer, prompt) for prompt in asked]
+    prompts = [prompt_ids(prompt, tokenizer) for prompt in asked]
     # What ended before the limit ended by its end token.
     completions = [
         [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id][:longest] for text in said
@@ -49,11 +50,3 @@ def forgetting(model: Any, tokenizer: Any) -> float:
         total -= float(token_logp(model, batch).double().sum())
         tokens += len(ids) - 1
     return total / tokens
-
-
-def tokens_of(tokenizer: Any, prompt: Any) -> list[int]:
-    """Of a prompt, text or messages."""
-    if isinstance(prompt, str):
-        return list(tokenizer.encode(prompt))
-    found = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, return_dict=False)
-    return list(found)

@@ -10,9 +10,11 @@ from typing import Any
 from adpo.experiments.reasoning.protocol import Files, Preset
 from adpo.lm.data import load, without_likes_of
 from adpo.lm.tasks import Problem, up_to
+from adpo.training.data import Row, row_of
+from adpo.training.settings import RunSettings
 
-Row = dict[str, Any]
-INSTRUCTION = "Reason step by step, then give the final answer after ####."
+INSTRUCTION = RunSettings.instruction
+"""That of `adpo train`."""
 
 
 @dataclass(frozen=True)
@@ -29,11 +31,11 @@ def generated(preset: Preset) -> Sets:
     """Arithmetic for the model of characters."""
     train = up_to("arithmetic", 8000, level=preset.level, seed=0)
     test = up_to("arithmetic", preset.examined, level=preset.level, seed=0, split="test")
-    rows = [_row(problem, problem.prompt) for problem in train]
+    rows = [row_of(problem, None, None) for problem in train]
     return Sets(
         rows[preset.watched :],
         rows[: preset.watched],
-        {"arithmetic": [_row(problem, problem.prompt) for problem in test]},
+        {"arithmetic": [row_of(problem, None, None) for problem in test]},
     )
 
 
@@ -62,7 +64,7 @@ def from_files(data: Path, preset: Preset, tokenizer: Any) -> Sets:
         )
 
     def rows(problems: list[Problem]) -> list[Row]:
-        return [_row(problem, asked(problem.question, tokenizer)) for problem in problems]
+        return [row_of(problem, tokenizer, INSTRUCTION) for problem in problems]
 
     return Sets(
         rows(rest[len(rest) // 3 :]),
@@ -70,13 +72,3 @@ def from_files(data: Path, preset: Preset, tokenizer: Any) -> Sets:
         {name: rows(problems[: preset.examined]) for name, problems in shuffled.items()},
         rows(rest[: len(rest) // 3]),
     )
-
-
-def asked(question: str, tokenizer: Any) -> Any:
-    """A question as the model takes it: messages where it has a template for them."""
-    text = f"{question}\n{INSTRUCTION}"
-    return [{"role": "user", "content": text}] if getattr(tokenizer, "chat_template", None) else f"{text}\n"
-
-
-def _row(problem: Problem, prompt: Any) -> Row:
-    return {"prompt": prompt, "task": problem.task, "answer": problem.answer, "question": problem.question}

@@ -30,7 +30,7 @@ class Watched:
 
     def __call__(
         self, completions: Sequence[Any], task: Sequence[str], answer: Sequence[str], **given: Any
-    ) -> list[float]:
+    ) -> list[float | None]:
         outcomes = self.correct.outcomes(task, answer, completions)
         right = [float(outcome is Outcome.correct) for outcome in outcomes]
         rewards = self._rewards(completions, outcomes, right)
@@ -43,7 +43,7 @@ class Watched:
                 **agreement([answer_of(each) for each in completions], right, rewards, self.members),
             }
         )
-        return rewards
+        return list(rewards)
 
     def _rewards(self, completions: Sequence[Any], outcomes: list[Outcome], right: list[float]) -> list[float]:
         if self.kind == "random":

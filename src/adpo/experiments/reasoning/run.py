@@ -18,7 +18,8 @@ from adpo.experiments.reasoning.figures import draw
 from adpo.experiments.reasoning.problems import Sets
 from adpo.experiments.reasoning.protocol import PRESETS, SHORT, Preset, Trial
 from adpo.experiments.reasoning.starts import Start, embedded_start
-from adpo.experiments.reasoning.tables import markdown, terminal
+from adpo.experiments.reasoning.tables import tables
+from adpo.experiments.tables import markdown, terminal
 from adpo.files import digest, write_json
 from adpo.provenance import provenance
 from adpo.training.models import quiet
@@ -56,8 +57,7 @@ def _sets(place: Place) -> Sets:
     if place.preset.start == "embedded":
         return problems.generated(place.preset)
     assert place.data is not None
-    _, tokenizer = place.start.load()
-    return problems.from_files(place.data, place.preset, tokenizer)
+    return problems.from_files(place.data, place.preset, place.start.tokenizer())
 
 
 def reproduce(name: str, methods: Sequence[str] | None, seeds: int | None, order: Order) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def reproduce(name: str, methods: Sequence[str] | None, seeds: int | None, order
         "not_yet": work.left,
     }
     write_json(order.out / "results.json", results)
-    (order.out / "tables.md").write_text(markdown(results))
+    (order.out / "tables.md").write_text(markdown(tables(results)))
     draw(results, order.out)
     return results
 
@@ -188,7 +188,7 @@ def _carried_out(place: Place, wanted: Trial, report: Report) -> Any:
 
 def show(results: dict[str, Any], console: Console) -> None:
     """The tables, on the terminal."""
-    for table in terminal(results):
+    for table in terminal(tables(results)):
         console.print(table)
     if results["not_yet"]:
         console.print(f"{len(results['not_yet'])} trials are left: go on with --resume")

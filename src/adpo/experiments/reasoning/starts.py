@@ -13,7 +13,7 @@ import torch
 
 from adpo.lm import embedded
 from adpo.lm.gguf import load_gguf
-from adpo.training.models import load_model
+from adpo.training.models import load_model, load_tokenizer
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,9 @@ class Start:
             model = PeftModel.from_pretrained(model, self.adapter).merge_and_unload()
         device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
         return model.to(device), tokenizer
+
+    def tokenizer(self) -> Any:
+        return self.load()[1] if self.model.endswith(".gguf") else load_tokenizer(self.model)
 
     def unpacked(self) -> Start:
         """The same weights as a folder in the cache: a quantised file takes long to read, and is read often."""

@@ -1,18 +1,11 @@
-"""The results as tables, on the terminal and as Markdown."""
+"""The results as tables."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from rich.table import Table
-
-
-class Lines(NamedTuple):
-    title: str
-    columns: tuple[str, ...]
-    rows: Sequence[tuple[str, ...]]
-
+from adpo.experiments.tables import Lines
 
 LATE = ("reward", "right", "length", "distinct", "agreed_wrong", "live")
 MORE = ("entropy", "kl_to_start", "forgetting", "gradient", "tokens_per_step", "seconds_per_step")
@@ -89,21 +82,3 @@ def _against(results: dict[str, Any]) -> Lines:
         ("method", "against", "seeds", "difference", ""),
         rows,
     )
-
-
-def markdown(results: dict[str, Any]) -> str:
-    parts = []
-    for title, columns, rows in tables(results):
-        lines = ["| " + " | ".join(cells) + " |" for cells in (columns, *rows)]
-        parts.append("\n".join([f"### {title}", "", lines[0], "|---" * len(columns) + "|", *lines[1:]]))
-    return "\n\n".join(parts) + "\n"
-
-
-def terminal(results: dict[str, Any]) -> list[Table]:
-    found = []
-    for title, columns, rows in tables(results):
-        table = Table(*columns, title=title)
-        for row in rows:
-            table.add_row(*row)
-        found.append(table)
-    return found

@@ -13,12 +13,14 @@ from transformers import TrainerCallback, set_seed
 from adpo.experiments.cells import Report
 from adpo.experiments.cleaned import cleaned
 from adpo.experiments.reasoning import measures
-from adpo.experiments.reasoning.problems import Row, Sets
+from adpo.experiments.reasoning.problems import Sets
 from adpo.experiments.reasoning.protocol import METHODS, Preset, Trial
 from adpo.experiments.reasoning.rewards import Watched
 from adpo.experiments.reasoning.starts import Start
 from adpo.lm.rewards import Correct
+from adpo.training.data import Row
 from adpo.training.exam import Exam, Taken
+from adpo.training.run import made_trainer, trainer_config
 from adpo.training.settings import METHODS as TRAINERS
 
 LOGGED = (
@@ -33,7 +35,6 @@ LOGGED = (
 )
 DISTANCE_PROBLEMS = 64
 TOKENS_PER_PASS = 16_384
-REFUSED_STEPS = 5
 
 
 @cleaned
@@ -44,7 +45,9 @@ def carried_out(trial: Trial, preset: Preset, start: Start, sets: Sets, report: 
     sharpen(model, trial.sharpened)
     with Correct() as correct, tempfile.TemporaryDirectory() as folder:
         reward = Watched(trial.reward, correct, preset.members, trial.seed)
-        trainer = _trainer(trial, preset, model, tokenizer, reward, sets.train, folder)
+        method = METHODS[trial.method].trainer
+        config = trainer_config(method, arguments(trial, preset, folder))
+        trainer = made_trainer(method, model, reward, config, sets.train, tokenizer)
         watch = _Watch(trial, preset, _exam(sets.watched, tokenizer, correct, preset), report)
         trainer.add_callback(watch)
         began = time.perf_counter()
@@ -126,29 +129,6 @@ def arguments(trial: Trial, preset: Preset, folder: str) -> dict[str, Any]:
         **dict(METHODS[trial.method].arguments),
         **dict(trial.more),
     }
-
-
-def _trainer(
-    trial: Trial, preset: Preset, model: Any, tokenizer: Any, reward: Watched, rows: list[Row], folder: str
-) -> Any:
-    from datasets import Dataset
-    from transformers.trainer_callback import PrinterCallback
-
-    from adpo.integrations.guards import RefuseBadSteps
-    from adpo.integrations.trl import ADPOConfig, ADPOTrainer
-    from adpo.integrations.trl.baselines import FastGRPOConfig, FastGRPOTrainer
-
-    given = arguments(trial, preset, folder)
-    common = {"train_dataset": Dataset.from_list(rows), "processing_class": tokenizer}
-    trainer: Any
-    if METHODS[trial.method].trainer == "adpo":
-        trainer = ADPOTrainer(model, reward, ADPOConfig(**given), **common)
-    else:
-        trainer = FastGRPOTrainer(model, reward, FastGRPOConfig(**given), **common)
-        trainer.step_guard = RefuseBadSteps(trainer, REFUSED_STEPS)  # as ADPO's has
-        trainer.add_callback(trainer.step_guard)
-    trainer.remove_callback(PrinterCallback)
-    return trainer
 
 
 def _trained(trainer: Any) -> str | None:

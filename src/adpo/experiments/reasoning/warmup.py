@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from adpo.experiments.reasoning import trial
-from adpo.experiments.reasoning.measures import tokens_of
-from adpo.experiments.reasoning.problems import Sets, asked, held_out
+from adpo.experiments.reasoning.problems import INSTRUCTION, Sets, held_out
 from adpo.experiments.reasoning.protocol import Files, Preset
 from adpo.experiments.reasoning.starts import Start
 from adpo.files import write_json
@@ -25,6 +24,7 @@ from adpo.lm.data import load, read_rows, without_likes_of
 from adpo.lm.scorer import Scorer
 from adpo.lm.scoring import Sequences, sequences
 from adpo.provenance import provenance
+from adpo.training.data import prompt_ids, row_of
 
 _CALCULATIONS = re.compile(r"<<[^>]*>>")  # of GSM8K, for a calculator that is not there
 MOST_BYTES = 16 * 2**20
@@ -108,12 +108,12 @@ def lessons(
     source = data / "gsm8k" / "train.jsonl"
     solutions = {row["question"]: str(row["answer"]) for _, row in read_rows(source)}
     pairs = [
-        (asked(problem.question, tokenizer), _CALCULATIONS.sub("", solutions[problem.question]))
+        (row_of(problem, tokenizer, INSTRUCTION)["prompt"], _CALCULATIONS.sub("", solutions[problem.question]))
         for problem in without_likes_of(load(source), *held_out(data, files).values())
     ]
     easier = [(row["prompt"], f"#### {row['answer']}") for row in sets.warm]
     found = [
-        (tokens_of(tokenizer, prompt), _said(tokenizer, text))
+        (prompt_ids(prompt, tokenizer), _said(tokenizer, text))
         for prompt, text in pairs + recipe.short_answers * easier
     ]
     random.Random(recipe.seed).shuffle(found)
