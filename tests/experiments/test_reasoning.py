@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 
 from adpo.cli import app
 from adpo.experiments.reasoning import measures, problems, run, summary, trial
-from adpo.experiments.reasoning.protocol import METHODS, PRESETS, SHORT, Trial
+from adpo.experiments.reasoning.methods import METHODS, SHORT
+from adpo.experiments.reasoning.protocol import PRESETS, Choice, Trial
 from adpo.experiments.reasoning.rewards import BONUS, KINDS, Watched
 from adpo.experiments.reasoning.starts import Start
 from adpo.experiments.reasoning.tables import STUDIES
@@ -35,6 +36,7 @@ def ended(
             "inner": 4,
             "reward": "correct",
             "changes": "",
+            "more": {},
         },
         "curve": [(number + 1, value) for number, value in enumerate(curve)],
         "stopped": stopped,
@@ -51,7 +53,18 @@ def test_each_method_has_its_own_best_rate():
         ended("GRPO", 1e-3, (0.5,), rollouts=(0.9, 0.1, 0.1, 0.1)),
         ended("GRPO", 1e-2, (0.5,), rollouts=(0.1, 0.1, 0.1, 0.4)),
     ]
-    assert summary.chosen_rates(runs) == {"ADPO": 1e-3, "GRPO": 1e-2}
+    assert summary.chosen(runs) == {"ADPO": Choice(1e-3), "GRPO": Choice(1e-2)}
+    stiffer = ended("ADPO", 1e-4, (0.6, 0.7))
+    runs.append({**stiffer, "trial": {**stiffer["trial"], "more": {"tau": 0.1}}})
+    best = summary.chosen(runs)
+    assert best["ADPO"] == Choice(1e-4, (("tau", 0.1),))
+    further = list(PRESETS["embedded"].further(best, summary.tried(runs)))  # both are at an end of what was tried
+    assert [(each.method, each.rate, each.more) for each in further] == [
+        ("ADPO", 3.3e-5, (("tau", 0.1),)),
+        ("GRPO", 3e-2, ()),
+    ]
+    inside = {method: {rate / 3, rate, 3 * rate} for method, (rate, _) in best.items()}
+    assert not list(PRESETS["embedded"].further(best, inside))
 
 
 @pytest.mark.parametrize(
@@ -95,23 +108,25 @@ def seeded(method, seed, right):
 
 def test_every_method_is_given_the_same_work():
     shared = ("max_steps", "learning_rate", "num_generations", "per_device_train_batch_size", "num_iterations")
+    preset = replace(PRESETS["embedded"], mini_batches=4)
     for inner, mini_batches, passes in ((1, 1, 1), (4, 4, 1), (8, 4, 2)):
         found = []
         for method in METHODS:
-            given = trial.arguments(Trial("seeds", method, 1e-3, 1, 10, inner), PRESETS["embedded"], "folder")
+            given = trial.arguments(Trial("seeds", method, 1e-3, 1, 10, inner), preset, "folder")
             assert (given["steps_per_generation"], given["num_iterations"]) == (mini_batches, passes)
             assert given["per_device_train_batch_size"] * mini_batches == 32 * 8
             assert given["max_steps"] == 10 * inner
             found.append([given[name] for name in shared])
         assert all(each == found[0] for each in found)
     assert set(SHORT.values()) == set(METHODS)
+    assert len({len(method.settings) for method in METHODS.values()}) == 1  # as many to choose from
     with pytest.raises(ValueError, match="cannot be cut into 3 mini-batches"):
-        trial.arguments(Trial("seeds", "ADPO", 1e-3, 1, 10, 3), PRESETS["embedded"], "folder")
+        trial.arguments(Trial("seeds", "ADPO", 1e-3, 1, 10, 3), preset, "folder")
 
 
 def test_seeds_that_are_reported_did_not_choose_the_rate():
     preset = PRESETS["embedded"]
-    best = dict.fromkeys(preset.methods, 1e-3)
+    best = dict.fromkeys(preset.methods, Choice(1e-3))
     chosen, reported = list(preset.choosing()), list(preset.reported(best))
     assert {each.seed for each in chosen}.isdisjoint({each.seed for each in reported})
     everything = [*chosen, *reported, *preset.beside(best)]
@@ -262,7 +277,9 @@ def test_the_command_compares_methods(tmp_path, monkeypatch):
     assert done.exit_code == 0, done.exception
     results = json.loads((out / "results.json").read_text())
     assert results["start_digest"] == start.digest()
-    assert results["best_rates"] == {"ADPO": 3e-4, "GRPO": 3e-4}
+    assert results["best"] == {
+        method: {"rate": 3e-4, **dict(METHODS[method].settings[0])} for method in ("ADPO", "GRPO")
+    }
     assert len(results["runs"]) == 2 + 2 * SMOKE.seeds
     for found in results["runs"]:
         examined = found["exams"].get("arithmetic", {"right": ""})["right"]

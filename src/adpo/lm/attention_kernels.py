@@ -185,22 +185,24 @@ def _listed(table: Tensor) -> tuple[Tensor, Tensor]:
     return counts[None, None].contiguous(), which[None, None].contiguous()
 
 
+def _flex(q: Tensor, k: Tensor, v: Tensor, blocks: Blocks, scaling: float | None) -> Tensor:
+    states = (part.transpose(0, 1).unsqueeze(0) for part in (q, k, v))
+    mask = blocks.mask(len(q), len(k))
+    attend: Callable[..., Tensor] = flex_attention
+    found = attend(*states, block_mask=mask, scale=scaling, enable_gqa=q.shape[1] != k.shape[1])
+    return found.squeeze(0).transpose(0, 1)
+
+
 @functools.lru_cache(maxsize=1)
-def _compiled_flex() -> Callable[..., Any]:
-    made: Callable[..., Any] = torch.compile(
-        flex_attention
-    )  # sizes that change are noticed; that of a block stays
+def _compiled_flex() -> Callable[..., Tensor]:
+    """Mask and all: a mask that comes from outside has sizes that the compiler may take for variables."""
+    made: Callable[..., Tensor] = torch.compile(_flex)
     return made
 
 
 def flex(q: Tensor, k: Tensor, v: Tensor, plan: Plan, scaling: float | None) -> Tensor:
     inside = torch.compiler.is_compiling() or q.device.type == "cpu"
-    attend: Any = flex_attention if inside else _compiled_flex()
-    states = (part.transpose(0, 1).unsqueeze(0) for part in (q, k, v))
-    mask = plan.blocks.mask(len(q), len(k))
-    found = attend(*states, block_mask=mask, scale=scaling, enable_gqa=q.shape[1] != k.shape[1])
-    out: Tensor = found.squeeze(0).transpose(0, 1)
-    return out
+    return (_flex if inside else _compiled_flex())(q, k, v, plan.blocks, scaling)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]

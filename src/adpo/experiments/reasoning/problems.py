@@ -63,12 +63,14 @@ def from_files(data: Path, preset: Preset, tokenizer: Any) -> Sets:
             f"{2 * preset.groups} are needed"
         )
 
+    taught = int(preset.warmed * len(rest))
+
     def rows(problems: list[Problem]) -> list[Row]:
         return [row_of(problem, tokenizer, INSTRUCTION) for problem in problems]
 
     return Sets(
-        rows(rest[len(rest) // 3 :]),
+        rows(rest[taught:]),
         rows(watched),
         {name: rows(problems[: preset.examined]) for name, problems in shuffled.items()},
-        rows(rest[: len(rest) // 3]),
+        rows(rest[:taught]),
     )

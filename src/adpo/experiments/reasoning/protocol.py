@@ -1,52 +1,21 @@
 """The protocol: every number of the experiment.
 
 Every method starts from the same weights, sees the same problems in the same order, samples as many completions,
-takes as many optimizer steps, and has the same learning rates to choose from. Several steps are taken on a
-rollout: with one, a policy never leaves its on-policy anchor.
+takes as many optimizer steps, and has the same learning rates and as many settings of its own to choose from.
+Several steps are taken on a rollout: with one, a policy never leaves its on-policy anchor.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from itertools import product
+from typing import Any, NamedTuple
 
+from adpo.experiments.reasoning.methods import METHODS, Settings
 
-@dataclass(frozen=True)
-class Method:
-    """A trainer of the package, and what its arguments add to those that all share."""
-
-    name: str
-    trainer: str  # adpo, grpo, dr_grpo, gspo: as in `adpo train`
-    arguments: tuple[tuple[str, Any], ...] = ()
-
-
-KEEP = ("truncated", "keep")
-"""A completion that the limit cut is worth what it is worth, as for the others."""
-METHODS = {
-    method.name: method
-    for method in (
-        Method("ADPO", "adpo", (KEEP, ("target", "boltzmann"))),
-        Method("GRPO", "grpo"),
-        Method("GSPO", "gspo", (("epsilon", 3e-4), ("epsilon_high", 4e-4))),
-        Method("ADPO Plackett-Luce", "adpo", (KEEP, ("target", "plackett_luce"))),
-        Method("Boltzmann, no anchor", "adpo", (KEEP, ("target", "boltzmann"), ("anchor", "none"))),
-        Method("Plackett-Luce, no anchor", "adpo", (KEEP, ("target", "plackett_luce"), ("anchor", "none"))),
-        Method("Dr. GRPO", "dr_grpo"),
-        Method("GSPO, wide clip", "gspo"),
-    )
-}
-SHORT = {
-    "adpo": "ADPO",
-    "adpo_pl": "ADPO Plackett-Luce",
-    "boltzmann": "Boltzmann, no anchor",
-    "pl": "Plackett-Luce, no anchor",
-    "grpo": "GRPO",
-    "dr_grpo": "Dr. GRPO",
-    "gspo": "GSPO",
-    "gspo_wide": "GSPO, wide clip",
-}
-"""Names for the command line."""
+FURTHER = 3.0
+"""From a learning rate to the next, where the best is the first or the last of those that were tried."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +30,7 @@ class Trial:
     inner: int = 4  # optimizer steps on a rollout
     reward: str = "correct"
     sharpened: float = 1.0  # factor on the logits of the start: a policy that is sure of everything
-    more: tuple[tuple[str, Any], ...] = ()  # what the study changes about the trainer's arguments
+    more: Settings = ()  # what is chosen for the method, and what the study changes
 
     @property
     def name(self) -> str:
@@ -75,12 +44,22 @@ class Trial:
         return rewarded + sharpened + "".join(f", {key} {value}" for key, value in self.more)
 
 
+class Choice(NamedTuple):
+    """What a method is at its best with."""
+
+    rate: float
+    more: Settings = ()
+
+    def trial(self, study: str, method: str, rollouts: int, inner: int) -> Trial:
+        return Trial(study, method, self.rate, 1, rollouts, inner, more=self.more)
+
+
 @dataclass(frozen=True)
 class Variant:
-    """Another ADPO, another reward, another start: compared over seeds at the best rate of their method."""
+    """Another ADPO, another reward, another start: compared over seeds at what their method is best with."""
 
     study: str
-    more: tuple[tuple[str, Any], ...] = ()
+    more: Settings = ()
     reward: str = "correct"
     sharpened: float = 1.0
     methods: tuple[str, ...] = ("ADPO",)
@@ -90,11 +69,13 @@ def _one(study: str, **arguments: Any) -> Variant:
     return Variant(study, tuple(arguments.items()))
 
 
+MEAN_TAU = 0.1
+"""Means are smaller than sums, and so is what they differ by."""
 GUARDED = (("tau_schedule", "guarded"), ("tau_min", 0.3), ("tau_max", 3.0))
 VARIANTS = (
     *(_one("targets", target=target) for target in ("boltzmann", "kde", "plackett_luce", "top1")),
     *(_one("divergences", divergence=name) for name in ("reverse_kl", "alpha:0.5", "wasserstein:1")),
-    *(_one("temperatures", tau=tau) for tau in (0.3, 1.0, 3.0)),
+    *(_one("temperatures", tau=tau) for tau in (0.1, 0.3, 1.0, 3.0)),
     *(_one("temperatures", tau_schedule=name) for name in ("auto", "hybrid")),
     Variant("temperatures", GUARDED),
     Variant("collapsed start", sharpened=4.0),
@@ -132,17 +113,20 @@ class Preset:
     seeds: int
     groups: int  # in a rollout
     members: int
-    longest: int  # tokens of a completion
+    longest: int  # tokens of a completion in training
     rollouts: int  # of a reported run
     short: int  # rollouts of a run that chooses the learning rate
     watched: int  # held-out problems of the learning curve
     examined: int  # of each exam, by their most likely answers
     sampled: int  # of each exam, by several sampled answers
     exam_samples: int = 8
+    exam_longest: int | None = None  # tokens of a completion in exams, if others than in training
     exam_batch: int = 256
     watch_every: int = 10  # rollouts
     inner: int = 4
-    mini_batches: int = 4  # at most, of a rollout; further steps are further passes over it
+    mini_batches: int = 1  # at most, of a rollout; further steps are further passes over it
+    compiled: bool = False  # the layers: takes longer than it saves where a run is short
+    tuned: bool = False  # whether settings of the methods are chosen too, with the rates
     inners: tuple[int, ...] = ()
     wider: tuple[float, ...] = ()  # factors on each method's best rate
     controls: tuple[str, ...] = ()  # rewards that say nothing
@@ -151,43 +135,52 @@ class Preset:
     temperature: float = 1.0
     level: int = 2  # of the embedded model's arithmetic
     files: Files | None = None  # of other models
+    warmed: float = 0.5  # share of the training problems that the start is taught instead
 
     def described(self) -> dict[str, Any]:
         """What a trial depends on: results of more methods or seeds may join those that are there."""
         return {name: value for name, value in asdict(self).items() if name not in ("methods", "seeds")}
 
     def choosing(self) -> Iterator[Trial]:
-        """One seed for each learning rate."""
-        for rate in self.rates:
-            for method in self.methods:
-                yield Trial("rates", method, rate, 0, self.short, self.inner)
+        """One seed for each learning rate and setting."""
+        for rate, method in product(self.rates, self.methods):
+            for more in METHODS[method].settings if self.tuned else METHODS[method].settings[:1]:
+                yield Trial("rates", method, rate, 0, self.short, self.inner, more=more)
 
-    def reported(self, best: dict[str, float]) -> Iterator[Trial]:
-        """Each method at its own best rate; other seeds than those that chose it. A seed of everyone at a time."""
+    def further(self, best: dict[str, Choice], tried: dict[str, set[float]]) -> Iterator[Trial]:
+        """The next rate for methods that are best at the first or the last of theirs."""
+        for method, (rate, more) in best.items():
+            beyond = {max(tried[method]): rate * FURTHER, min(tried[method]): rate / FURTHER}
+            if rate in beyond and len(tried[method]) > 1:
+                yield Trial("rates", method, float(f"{beyond[rate]:.2g}"), 0, self.short, self.inner, more=more)
+
+    def reported(self, best: dict[str, Choice]) -> Iterator[Trial]:
+        """Each method at its own best; other seeds than those that chose it. A seed of everyone at a time."""
         for seed in range(1, 1 + self.seeds):
             for method in self.methods:
-                yield Trial("seeds", method, best[method], seed, self.rollouts, self.inner)
+                trial = best[method].trial("seeds", method, self.rollouts, self.inner)
+                yield replace(trial, seed=seed)
 
-    def beside(self, best: dict[str, float]) -> Iterator[Trial]:
+    def beside(self, best: dict[str, Choice]) -> Iterator[Trial]:
         """Other numbers of steps on a rollout, larger rates, rewards that say nothing, mean log-probabilities."""
         for method in self.methods:
-            base = Trial("inner", method, best[method], 1, self.rollouts, self.inner)
+            base = best[method].trial("inner", method, self.rollouts, self.inner)
             yield from (replace(base, inner=inner) for inner in self.inners if inner != self.inner)
-            for seed in (1, 2):
-                for factor in self.wider:
-                    yield replace(base, study="range", rate=factor * best[method], seed=seed)
-            yield from (replace(base, study="control", reward=reward) for reward in self.controls)
+        for factor, method, seed in product(self.wider, self.methods, (1, 2)):
+            base = best[method].trial("range", method, self.rollouts, self.inner)
+            yield replace(base, rate=float(f"{factor * base.rate:.3g}"), seed=seed)
+        for method in self.methods:
+            base = best[method].trial("control", method, self.rollouts, self.inner)
+            yield from (replace(base, reward=reward) for reward in self.controls)
             if self.inners and METHODS[method].trainer == "adpo":
-                yield replace(base, study="mean", more=(("logp_reduction", "mean"), ("tau", 0.1)))
-
+                mean = {**dict(base.more), "logp_reduction": "mean", "tau": MEAN_TAU}
+                yield replace(base, study="mean", more=tuple(mean.items()))
         for variant in self.variants:
             for method in (each for each in variant.methods if each in self.methods):
-                made = Trial(variant.study, method, best[method], 0, self.rollouts, self.inner, variant.reward)
-                made = replace(made, sharpened=variant.sharpened, more=variant.more)
-                yield from self._seeds(made, self.variant_seeds)
-
-    def _seeds(self, trial: Trial, count: int) -> Iterator[Trial]:
-        return (replace(trial, seed=seed) for seed in range(1, 1 + count))
+                base = best[method].trial(variant.study, method, self.rollouts, self.inner)
+                more = {**dict(base.more), **dict(variant.more)}
+                base = replace(base, reward=variant.reward, sharpened=variant.sharpened, more=tuple(more.items()))
+                yield from (replace(base, seed=seed) for seed in range(1, 1 + self.variant_seeds))
 
 
 MATH = Files("math/train.jsonl", (("math", "math/test.jsonl"),), levels=(3, 4))
@@ -223,6 +216,7 @@ PRESETS = {
         watched=200,
         examined=500,
         sampled=250,
+        tuned=True,
         inners=(1, 4, 8),
         wider=(3.0, 10.0, 30.0, 100.0),
         controls=("random", "format"),
@@ -230,18 +224,19 @@ PRESETS = {
     ),
     "gpu": Preset(
         start="smollm2",
-        methods=tuple(METHODS),
-        rates=(1e-6, 3e-6, 1e-5, 3e-5),
+        methods=("ADPO", "GRPO", "GSPO", "ADPO Plackett-Luce"),
+        rates=(3e-6, 1e-5, 3e-5, 1e-4),
         seeds=5,
-        groups=64,
+        groups=32,
         members=8,
-        longest=160,
-        rollouts=60,
-        short=20,
+        longest=96,
+        rollouts=40,
+        short=15,
         watched=256,
         examined=1000,
-        sampled=250,
-        exam_batch=512,
+        sampled=128,
+        exam_batch=256,
+        exam_longest=160,
         files=WORDS,
         inners=(1, 4, 8),
         wider=(3.0, 10.0, 30.0, 100.0),
@@ -260,6 +255,7 @@ PRESETS = {
         watched=256,
         examined=1000,
         sampled=250,
+        compiled=True,
         files=MATH,
     ),
 }

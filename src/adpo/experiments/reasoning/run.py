@@ -15,8 +15,9 @@ from rich.console import Console
 from adpo.experiments.cells import Cell, Job, Report
 from adpo.experiments.reasoning import problems, summary, trial, warmup
 from adpo.experiments.reasoning.figures import draw
+from adpo.experiments.reasoning.methods import SHORT
 from adpo.experiments.reasoning.problems import Sets
-from adpo.experiments.reasoning.protocol import PRESETS, SHORT, Preset, Trial
+from adpo.experiments.reasoning.protocol import PRESETS, Preset, Trial
 from adpo.experiments.reasoning.starts import Start, embedded_start
 from adpo.experiments.reasoning.tables import tables
 from adpo.experiments.tables import markdown, terminal
@@ -74,10 +75,11 @@ def reproduce(name: str, methods: Sequence[str] | None, seeds: int | None, order
     description["data"] = _digests(preset, order)
     job = Job(order.out, description, order.resume, provenance())
     work = _Work(job, place, order)
-    (start,) = work.done([Cell("start", partial(_examined, place))])
-    runs = work.trials(preset.choosing())
-    best = summary.chosen_rates(runs)
-    if len(runs) == len(preset.methods) * len(preset.rates):  # else a rate may be missing that is better
+    start, runs = work.begun(Cell("start", partial(_examined, place), preset.rollouts), preset.choosing())
+    if not work.left:  # else a rate may be missing that is better
+        runs += work.trials(preset.further(summary.chosen(runs), summary.tried(runs)))
+    best = summary.chosen(runs)
+    if not work.left:
         runs += work.trials(preset.reported(best))
         runs += work.trials(preset.beside(best))
     results = {
@@ -85,7 +87,7 @@ def reproduce(name: str, methods: Sequence[str] | None, seeds: int | None, order
         "provenance": job.provenances(work.ended),
         "start_digest": place.start.digest(),
         "start": start,
-        "best_rates": best,
+        "best": {method: {"rate": rate, **dict(more)} for method, (rate, more) in best.items()},
         "runs": runs,
         "rows": summary.rows_of(runs, start),
         "against": summary.against(runs, next(iter(start["exams"]))),
@@ -153,11 +155,22 @@ class _Work:
         self.left: list[str] = []
         self.expected, self.finished = 1.0, 0.0
 
+    def begun(self, start: Cell, wanted: Iterable[Trial]) -> tuple[Any, list[dict[str, Any]]]:
+        """What the rest is compared with, whatever the time, and the first trials beside it."""
+        found = self.done([start, *self._cells(wanted)])
+        if not self.job.has(start):
+            self.job.run([start], lambda _, __: None)
+            self.left.remove(start.name)
+            return self.job.result(start), found
+        return found[0], found[1:]
+
     def trials(self, wanted: Iterable[Trial]) -> list[dict[str, Any]]:
-        cells = [
+        return self.done(self._cells(wanted))
+
+    def _cells(self, wanted: Iterable[Trial]) -> list[Cell]:
+        return [
             Cell(f"trial-{each.name}", partial(_carried_out, self.place, each), each.rollouts) for each in wanted
         ]
-        return self.done(cells)
 
     def done(self, cells: list[Cell]) -> list[dict[str, Any]]:
         """Results of those that there is time for."""

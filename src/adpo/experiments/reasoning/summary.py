@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from adpo.experiments.reasoning.protocol import Choice
 from adpo.experiments.statistics import interval
 
 DRAWS = 2000
@@ -27,20 +28,28 @@ class Difference(NamedTuple):
         return "ahead" if self.low > 0 else "behind" if self.high < 0 else "level"
 
 
-def chosen_rates(runs: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Of each method the rate whose short run is right most often: in its last rollouts and on what is watched.
+def chosen(runs: Sequence[dict[str, Any]]) -> dict[str, Choice]:
+    """Of each method the rate and the settings whose short run is right most often.
 
-    A run that had to be stopped is chosen only where all were.
+    In its last rollouts and on what is watched; a run that had to be stopped is chosen only where all were.
     """
-    best: dict[str, tuple[float, float]] = {}
+    best: dict[str, tuple[float, Choice]] = {}
     for run in runs:
-        method, rate = run["trial"]["method"], run["trial"]["rate"]
+        trial = run["trial"]
         last = run["rollouts"][-max(1, len(run["rollouts"]) // 4) :]
         reached = sum(each["right"] for each in last) / len(last) + (run["curve"][-1][1] if run["curve"] else 0.0)
         reached = reached if run["stopped"] is None else -1.0
-        if method not in best or reached > best[method][0]:
-            best[method] = (reached, rate)
-    return {method: rate for method, (_, rate) in best.items()}
+        if trial["method"] not in best or reached > best[trial["method"]][0]:
+            best[trial["method"]] = (reached, Choice(trial["rate"], tuple(trial["more"].items())))
+    return {method: choice for method, (_, choice) in best.items()}
+
+
+def tried(runs: Sequence[dict[str, Any]]) -> dict[str, set[float]]:
+    """The learning rates of each method."""
+    found: dict[str, set[float]] = {}
+    for run in runs:
+        found.setdefault(run["trial"]["method"], set()).add(run["trial"]["rate"])
+    return found
 
 
 def collapsed(run: dict[str, Any], start: dict[str, Any]) -> bool:

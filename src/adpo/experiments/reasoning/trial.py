@@ -13,8 +13,9 @@ from transformers import TrainerCallback, set_seed
 from adpo.experiments.cells import Report
 from adpo.experiments.cleaned import cleaned
 from adpo.experiments.reasoning import measures
+from adpo.experiments.reasoning.methods import METHODS
 from adpo.experiments.reasoning.problems import Sets
-from adpo.experiments.reasoning.protocol import METHODS, Preset, Trial
+from adpo.experiments.reasoning.protocol import Preset, Trial
 from adpo.experiments.reasoning.rewards import Watched
 from adpo.experiments.reasoning.starts import Start
 from adpo.lm.rewards import Correct
@@ -34,7 +35,7 @@ LOGGED = (
     "adpo/policy_entropy",
 )
 DISTANCE_PROBLEMS = 64
-TOKENS_PER_PASS = 16_384
+TOKENS_PER_PASS = 8_192
 
 
 @cleaned
@@ -58,7 +59,8 @@ def carried_out(trial: Trial, preset: Preset, start: Start, sets: Sets, report: 
     steps = max(1, trainer.state.global_step)
     return {
         "trial": {"study": trial.study, "method": trial.method, "rate": trial.rate, "seed": trial.seed}
-        | {"inner": trial.inner, "reward": trial.reward, "changes": trial.changes},
+        | {"inner": trial.inner, "reward": trial.reward, "changes": trial.changes}
+        | {"more": dict(trial.more)},
         "stopped": stopped,
         "seconds_per_step": seconds / steps,
         "tokens_per_step": sum(each["length"] for each in reward.rollouts)
@@ -124,6 +126,7 @@ def arguments(trial: Trial, preset: Preset, folder: str) -> dict[str, Any]:
         "disable_tqdm": True,
         "bf16": on_device,
         "use_cpu": not on_device,
+        "compile_layers": preset.compiled and on_device,
         "tokens_per_pass": TOKENS_PER_PASS,  # not by the memory that neighbours leave
         **TRAINERS[METHODS[trial.method].trainer],
         **dict(METHODS[trial.method].arguments),
@@ -144,7 +147,8 @@ def _trained(trainer: Any) -> str | None:
 
 
 def _exam(rows: list[Row], tokenizer: Any, correct: Correct, preset: Preset) -> Exam:
-    return Exam(rows, tokenizer, correct, preset.longest, samples=preset.exam_samples, batch=preset.exam_batch)
+    longest = preset.exam_longest or preset.longest
+    return Exam(rows, tokenizer, correct, longest, samples=preset.exam_samples, batch=preset.exam_batch)
 
 
 def _taken(model: Any, sets: Sets, tokenizer: Any, correct: Correct, preset: Preset) -> dict[str, Taken]:
@@ -192,7 +196,8 @@ def _from_start(
     before, _ = start.load()
     sharpen(before, trial.sharpened)
     asked, said = [row["prompt"] for row in rows], [texts[0] for texts in sampled]
-    found = measures.distance(model.eval(), before.eval(), tokenizer, asked, said, preset.longest)
+    longest = preset.exam_longest or preset.longest
+    found = measures.distance(model.eval(), before.eval(), tokenizer, asked, said, longest)
     if preset.start != "embedded":
         found["forgetting"] = measures.forgetting(model, tokenizer)
     return found

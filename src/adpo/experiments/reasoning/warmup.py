@@ -19,9 +19,10 @@ from adpo.experiments.reasoning import trial
 from adpo.experiments.reasoning.problems import INSTRUCTION, Sets, held_out
 from adpo.experiments.reasoning.protocol import Files, Preset
 from adpo.experiments.reasoning.starts import Start
+from adpo.experiments.reasoning.worked import worked
 from adpo.files import write_json
 from adpo.lm.data import load, read_rows, without_likes_of
-from adpo.lm.scorer import Scorer
+from adpo.lm.scorer import Forms, Scorer
 from adpo.lm.scoring import Sequences, sequences
 from adpo.provenance import provenance
 from adpo.training.data import prompt_ids, row_of
@@ -41,7 +42,7 @@ class Recipe:
     learning_rate: float = 1e-3
     warm_up: float = 0.05
     rank: int = 16
-    short_answers: int = 1  # of each problem that has an answer and no solution
+    repeated: int = 4  # times in an epoch, solutions of the easier problems
     seed: int = 0
 
 
@@ -104,17 +105,18 @@ def _figures(found: dict[str, Any]) -> dict[str, Any]:
 def lessons(
     data: Path, files: Files, sets: Sets, tokenizer: Any, recipe: Recipe
 ) -> list[tuple[list[int], list[int]]]:
-    """Tokens of prompts and of what is to be said: solutions of GSM8K, and answers to some easier problems."""
+    """Tokens of prompts and of what is to be said: solutions of GSM8K, and calculations for easier problems."""
     source = data / "gsm8k" / "train.jsonl"
     solutions = {row["question"]: str(row["answer"]) for _, row in read_rows(source)}
     pairs = [
         (row_of(problem, tokenizer, INSTRUCTION)["prompt"], _CALCULATIONS.sub("", solutions[problem.question]))
         for problem in without_likes_of(load(source), *held_out(data, files).values())
     ]
-    easier = [(row["prompt"], f"#### {row['answer']}") for row in sets.warm]
+    solved = [(row["prompt"], worked(row["question"], row["answer"])) for row in sets.warm]
+    easier = [(prompt, solution) for prompt, solution in solved if solution is not None]
     found = [
         (prompt_ids(prompt, tokenizer), _said(tokenizer, text))
-        for prompt, text in pairs + recipe.short_answers * easier
+        for prompt, text in pairs + recipe.repeated * easier
     ]
     random.Random(recipe.seed).shuffle(found)
     return found
@@ -141,7 +143,7 @@ def _taught(
         optimizer, recipe.learning_rate, total_steps=total, pct_start=recipe.warm_up
     )
     narrow = torch.bfloat16 if device.type != "cpu" else None
-    scorer = Scorer(model, precision=narrow)
+    scorer = Scorer(model, Forms(compile_layers=False), precision=narrow)  # compiling takes longer than it saves
     model.train()
     found = []
     for epoch in range(recipe.epochs):
