@@ -41,7 +41,7 @@ def generated(preset: Preset) -> Sets:
 
 def held_out(data: Path, files: Files) -> dict[str, list[Problem]]:
     """All problems of the exams, asked or not."""
-    return {name: load(data / file, files.levels) for name, file in files.exams}
+    return {name: load(data / file, files.levels) for name, file, _ in files.exams}
 
 
 def from_files(data: Path, preset: Preset, tokenizer: Any) -> Sets:
@@ -71,6 +71,6 @@ def from_files(data: Path, preset: Preset, tokenizer: Any) -> Sets:
     return Sets(
         rows(rest[taught:]),
         rows(watched),
-        {name: rows(problems[: preset.examined]) for name, problems in shuffled.items()},
+        {name: rows(shuffled[name][: min(most, preset.examined)]) for name, _, most in files.exams},
         rows(rest[:taught]),
     )

@@ -95,12 +95,12 @@ class Files:
     """Of the data folder."""
 
     train: str
-    exams: tuple[tuple[str, str], ...]  # name and file; the first is the one that is reported
+    exams: tuple[tuple[str, str, int], ...]  # name, file, problems at most; the first is the one that is reported
     levels: tuple[int, ...] | None = None
 
     @property
     def all(self) -> tuple[str, ...]:
-        return (self.train, *(file for _, file in self.exams))
+        return (self.train, *(file for _, file, _ in self.exams))
 
 
 @dataclass(frozen=True)
@@ -183,8 +183,8 @@ class Preset:
                 yield from (replace(base, seed=seed) for seed in range(1, 1 + self.variant_seeds))
 
 
-MATH = Files("math/train.jsonl", (("math", "math/test.jsonl"),), levels=(3, 4))
-WORDS = Files("mawps/test.jsonl", (("svamp", "svamp/test.jsonl"), ("gsm8k", "gsm8k/test.jsonl")))
+MATH = Files("math/train.jsonl", (("math", "math/test.jsonl", 1000),), levels=(3, 4))
+WORDS = Files("mawps/test.jsonl", (("svamp", "svamp/test.jsonl", 1000), ("gsm8k", "gsm8k/test.jsonl", 320)))
 """MAWPS is for training alone, whatever its file is called."""
 PRESETS = {
     "smoke": Preset(
@@ -236,7 +236,7 @@ PRESETS = {
         examined=1000,
         sampled=128,
         exam_batch=256,
-        exam_longest=160,
+        exam_longest=128,
         files=WORDS,
         inners=(1, 4, 8),
         wider=(3.0, 10.0, 30.0, 100.0),

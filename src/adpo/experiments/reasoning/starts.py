@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import shutil
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +28,7 @@ class Start:
 
     def load(self) -> tuple[Any, Any]:
         """Model, in float32 on the device, and tokenizer, which pads on the left."""
-        if not self.model.endswith(".gguf"):
-            model, tokenizer = load_model(self.model)
-        else:
-            model, tokenizer = load_gguf(self.model)
-            tokenizer.padding_side = "left"
+        model, tokenizer = load_model(self._readable())
         if self.adapter is not None:
             from peft import PeftModel
 
@@ -39,22 +37,19 @@ class Start:
         return model.to(device), tokenizer
 
     def tokenizer(self) -> Any:
-        return self.load()[1] if self.model.endswith(".gguf") else load_tokenizer(self.model)
+        return load_tokenizer(self._readable())
 
     def unpacked(self) -> Start:
-        """The same weights as a folder in the cache: a quantised file takes long to read, and is read often."""
+        """The same weights as a folder in the cache: they are read often, in many processes."""
         if not self.model.endswith(".gguf") and self.adapter is None:
             return self
-        folder = embedded.cache() / f"start-{self.digest()}"
-        if not (folder / "config.json").exists():
-            model, tokenizer = self.load()
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=folder.parent) as part:
-                model.save_pretrained(Path(part) / "start")
-                tokenizer.save_pretrained(Path(part) / "start")
-                shutil.rmtree(folder, ignore_errors=True)  # what an interrupted copy may have left
-                (Path(part) / "start").rename(folder)
-        return Start(str(folder), known_as=self.digest())
+        return Start(str(_kept(self.digest(), self.load)), known_as=self.digest())
+
+    def _readable(self) -> str:
+        """What transformers reads fast: a quantised file takes half a minute, so it is unpacked once."""
+        if not self.model.endswith(".gguf"):
+            return self.model
+        return str(_kept(Start(self.model).digest(), partial(load_gguf, self.model)))
 
     def digest(self) -> str:
         """Results from different starts are never merged: this stands in every one of them."""
@@ -75,6 +70,20 @@ class Start:
                 with file.open("rb") as content:
                     total.update(hashlib.file_digest(content, "sha256").digest())
         return total.hexdigest()[:16]
+
+
+def _kept(name: str, load: Callable[[], tuple[Any, Any]]) -> Path:
+    """Model and tokenizer as a folder of the cache, which is written if it is not there."""
+    folder = embedded.cache() / f"start-{name}"
+    if not (folder / "config.json").exists():
+        model, tokenizer = load()
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as part:
+            model.save_pretrained(Path(part) / "start")
+            tokenizer.save_pretrained(Path(part) / "start")
+            shutil.rmtree(folder, ignore_errors=True)  # what an interrupted copy may have left
+            (Path(part) / "start").rename(folder)
+    return folder
 
 
 def embedded_start(level: int) -> Start:
