@@ -41,6 +41,8 @@ NARROWEST = 16
 """Head that FlexAttention takes."""
 BLOCK = 128
 """Tokens that FlexAttention takes at a time."""
+FLEX_OPTIONS = {"BACKEND": "TRITON"}
+"""One kernel for all sizes: that for decoding, which fewer than 128 queries would get, fails for some of them."""
 
 
 def takes_varlen(device: torch.device, dtype: torch.dtype, width: int) -> bool:
@@ -189,7 +191,8 @@ def _flex(q: Tensor, k: Tensor, v: Tensor, blocks: Blocks, scaling: float | None
     states = (part.transpose(0, 1).unsqueeze(0) for part in (q, k, v))
     mask = blocks.mask(len(q), len(k))
     attend: Callable[..., Tensor] = flex_attention
-    found = attend(*states, block_mask=mask, scale=scaling, enable_gqa=q.shape[1] != k.shape[1])
+    fewer = q.shape[1] != k.shape[1]
+    found = attend(*states, block_mask=mask, scale=scaling, enable_gqa=fewer, kernel_options=FLEX_OPTIONS)
     return found.squeeze(0).transpose(0, 1)
 
 
