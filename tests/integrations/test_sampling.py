@@ -8,7 +8,8 @@ from datasets import Dataset
 
 from adpo.integrations.trl import ADPOConfig, ADPOTrainer
 from adpo.integrations.trl.baselines import FastGRPOConfig, FastGRPOTrainer
-from adpo.integrations.trl.sampling import PADDED_TO, Sampling
+from adpo.integrations.trl.sampling import Sampling
+from adpo.lm.decoding import PADDED_TO
 
 KINDS = {"adpo": (ADPOTrainer, ADPOConfig), "grpo": (FastGRPOTrainer, FastGRPOConfig)}
 
@@ -148,6 +149,43 @@ def test_what_fails_once_is_not_tried_again(tmp_path, monkeypatch, caplog):
     assert [cache for cache, _ in caches] == ["static", None, None]
     assert made.how_sampled() == "by the means of TRL (RuntimeError: no such graph)"
     assert sum("going on without" in line for line in caplog.messages) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bf16", [False, True])
+def test_steps_that_are_recorded_train_as_well(tmp_path, monkeypatch, kind, bf16):
+    """Without a GPU they are taken one by one, the rest is the same."""
+    monkeypatch.setattr(Sampling, "_why_no_fixed_cache", lambda _: None)
+    made = trainer(tmp_path, kind, record_sampling=True, max_steps=2, learning_rate=0.1, bf16=bf16)
+    assert made.how_sampled().startswith("steps recorded as a graph")
+    assert ("copy of the policy" in made.how_sampled()) == bf16
+    policy = made.accelerator.unwrap_model(made.model)
+    monkeypatch.setattr(type(policy), "generate", lambda *_, **__: 1 / 0)
+    start = [value.clone() for value in policy.parameters()]
+    made.train()
+    assert made.state.global_step == 2
+    assert len(made._decoders) == 1
+    assert any(not torch.equal(now, before) for now, before in zip(policy.parameters(), start, strict=True))
+    said = sample(made, [[2, 3, 4], [5], [6, 7, 8, 9], [2, 2]])
+    assert all(1 <= len(each) <= 6 for each in said)
+    assert not any(token in made.eos_token_ids for each in said for token in each[:-1])
+    for length in (65, 129, 193, 257):
+        sample(made, [[2] * length, [3]])
+    assert len(made._decoders) == 3  # the graphs of old sizes are let go
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({}, "not asked for"),
+        ({"record_sampling": True}, "no GPU"),
+        ({"record_sampling": True, "top_p": 0.9}, "sampling is shaped by more than a temperature"),
+        ({"record_sampling": True, "generation_kwargs": {"num_beams": 2}}, "sampling is shaped by more"),
+    ],
+    ids=str,
+)
+def test_steps_are_recorded_where_they_can_be(tmp_path, options, reason):
+    assert trainer(tmp_path, **options).why_not_recorded.startswith(reason)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("transformers")
 
 from adpo.lm.embedded import WarmUp, make_model, make_tokenizer
-from adpo.lm.evaluate import Sampling, Scored, answers, gain, normal, wilson
+from adpo.lm.evaluate import Sampling, Scored, answers, by_steps, gain, normal, wilson
 from adpo.lm.rewards import Correct
 from adpo.lm.tasks import Outcome
 
@@ -123,3 +123,17 @@ def test_mathematics_goes_to_the_verifier_and_back_to_its_place():
         )
     assert found == [1.0, 1.0, 0.0]
     assert math.isclose(sum(reward.counts.values()), 3)
+
+
+def test_answers_by_steps_are_those_of_generate(monkeypatch):
+    """As on a GPU, but for the recording."""
+    model = make_model(WarmUp(hidden=32, layers=2))
+    with torch.no_grad():
+        model.lm_head.weight.mul_(20)
+    prompts = [f"{n}+{n * n}=" for n in range(7)]
+    for sampling in (Sampling(4, batch=3), Sampling(4, temperature=1e-6, samples=2, batch=4)):
+        expected = answers(model, make_tokenizer(), prompts, sampling)
+        with monkeypatch.context() as patched:
+            patched.setattr("adpo.lm.evaluate.by_steps", lambda _: True)
+            assert answers(model, make_tokenizer(), prompts, sampling) == expected
+    assert not by_steps(model)

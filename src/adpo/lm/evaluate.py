@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from adpo.lm.decoding import Decoder, ends_of, padded, why_not_decoded
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -121,6 +123,8 @@ def _generated(
     options: dict[str, Any] = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
     if sampling.temperature > 0:
         options = {"do_sample": True, "temperature": sampling.temperature, "top_p": 1.0, "top_k": 0}
+    if by_steps(model):
+        return _by_steps(model, tokenizer, prompts, sampling, chat)
     try:
         for start in range(0, len(prompts), sampling.batch):
             inputs = _tokens(tokenizer, prompts[start : start + sampling.batch], chat).to(model.device)
@@ -133,6 +137,32 @@ def _generated(
             texts += tokenizer.batch_decode(out[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
     finally:
         model.train(training)
+    return texts
+
+
+def by_steps(model: Any) -> bool:
+    """Where a token takes longer to start than to compute."""
+    return model.device.type == "cuda" and why_not_decoded(model) is None
+
+
+def _by_steps(
+    model: Any, tokenizer: Any, prompts: Sequence[Any], sampling: Sampling, chat: Mapping[str, Any]
+) -> list[str]:
+    """The last batch is filled with prompts that were there before."""
+    rows, texts = min(sampling.batch, len(prompts)), []
+    inputs = _tokens(tokenizer, prompts, chat)
+    known = [
+        ids[mask.bool()].tolist() for ids, mask in zip(inputs["input_ids"], inputs["attention_mask"], strict=True)
+    ]
+    ids, mask = padded(known, tokenizer.pad_token_id)
+    ends = ends_of(model, tokenizer)
+    decoder = Decoder(
+        model, rows, ids.shape[1], sampling.max_new_tokens, sampling.temperature, ends, tokenizer.pad_token_id
+    )
+    for start in range(0, len(prompts), rows):
+        chosen = torch.arange(start, start + rows) % len(prompts)
+        said = decoder(ids[chosen], mask[chosen])[: len(prompts) - start]
+        texts += tokenizer.batch_decode(said, skip_special_tokens=True)
     return texts
 
 

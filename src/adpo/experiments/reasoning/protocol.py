@@ -125,7 +125,7 @@ class Preset:
     watch_every: int = 10  # rollouts
     inner: int = 4
     mini_batches: int = 1  # at most, of a rollout; further steps are further passes over it
-    compiled: bool = False  # the layers: takes longer than it saves where a run is short
+    compiled: bool = False  # layers and sampling: takes longer than it saves where a run is short
     tuned: bool = False  # whether settings of the methods are chosen too, with the rates
     inners: tuple[int, ...] = ()
     wider: tuple[float, ...] = ()  # factors on each method's best rate

@@ -127,6 +127,7 @@ def arguments(trial: Trial, preset: Preset, folder: str) -> dict[str, Any]:
         "bf16": on_device,
         "use_cpu": not on_device,
         "compile_layers": preset.compiled and on_device,
+        "record_sampling": on_device and not preset.compiled,
         "tokens_per_pass": TOKENS_PER_PASS,  # not by the memory that neighbours leave
         **TRAINERS[METHODS[trial.method].trainer],
         **dict(METHODS[trial.method].arguments),

@@ -2,7 +2,8 @@
 
 A token is sampled by hundreds of small kernels, and starting them takes longer than they run. Compiled, they are
 one graph that is replayed. It is made for one size of the batch and of the cache: prompts are padded to a few
-sizes, and batches that are no rollouts (evaluation) are sampled as before.
+sizes, and batches that are no rollouts (evaluation) are sampled as before. Where a run is too short for a
+compiler, the kernels can be recorded as they are (`adpo.lm.decoding`).
 
 Weights in float32 whose passes are in half of that are sampled from a copy in the precision of the passes, made
 anew before every rollout: rounding them again for every token would take longer than the token.
@@ -23,10 +24,11 @@ from transformers import AutoModelForCausalLM
 from adpo.integrations.forms import NARROW
 from adpo.integrations.passes import SHARDED
 from adpo.integrations.trl.resume import ExactResume
+from adpo.lm.decoding import PADDED_TO, Decoder, padded, up_to_end, why_not_decoded
 
 log = logging.getLogger("adpo")
-PADDED_TO = 64
-"""Prompts have a multiple of so many tokens, that the cache may have few sizes."""
+SIZES = 3
+"""Graphs that are kept: a rollout's prompts have one of a few lengths."""
 
 
 @dataclass
@@ -36,17 +38,25 @@ class SamplingForm:
     compile_sampling: bool = field(
         default=True, metadata={"help": "Sample by compiled decoding, on a GPU with triton and without vLLM."}
     )
+    record_sampling: bool = field(
+        default=False,
+        metadata={"help": "Sample by steps recorded as a graph instead: slower a token, but nothing is compiled."},
+    )
 
 
 class Sampling(ExactResume):
     """A `GRPOTrainer` that chooses how its own model samples."""
 
     pad_to_multiple_of: int | None
+    eos_token_ids: list[int]
+    _tokenizer: Any
     model_wrapped: nn.Module
     _copy: nn.Module | None = None  # of the policy, to sample from
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
+        self._decoders: dict[tuple[int, int], Decoder] = {}
+        self.why_not_recorded = self._why_not_recorded()
         self.why_not_compiled = self._why_not_compiled()
         if self.why_not_compiled is None:
             self.pad_to_multiple_of = self.pad_to_multiple_of or PADDED_TO
@@ -54,15 +64,29 @@ class Sampling(ExactResume):
 
     def how_sampled(self) -> str:
         """As one line."""
+        rounded = "" if self._rounded is None else f", from a copy of the policy in {self._rounded}"
+        if self.why_not_recorded is None:
+            return f"steps recorded as a graph, over a cache of fixed size{rounded}"
         if self.why_not_compiled is None:
-            rounded = "" if self._rounded is None else f", from a copy of the policy in {self._rounded}"
             return f"compiled decoding over a cache of fixed size{rounded}; compiled during the first rollout"
         return f"by the means of TRL ({self.why_not_compiled})"
 
+    def _why_not_recorded(self) -> str | None:
+        if not self.args.record_sampling:
+            return "not asked for"
+        asked = self.args
+        plain = asked.top_p == 1 and not asked.top_k and asked.min_p is None and asked.repetition_penalty == 1
+        if not plain or asked.generation_kwargs:
+            return "sampling is shaped by more than a temperature"
+        return self._why_no_fixed_cache() or why_not_decoded(self.accelerator.unwrap_model(self.model))
+
     def _why_not_compiled(self) -> str | None:
-        args = self.args
-        if not args.compile_sampling:
+        if not self.args.compile_sampling:
             return "asked for"
+        return self._why_no_fixed_cache() or (None if importlib.util.find_spec("triton") else "triton is missing")
+
+    def _why_no_fixed_cache(self) -> str | None:
+        args = self.args
         if args.use_vllm or args.use_transformers_continuous_batching:
             return "vLLM" if args.use_vllm else "continuous batching"
         if args.cache_implementation is not None or "cache_implementation" in (args.generation_kwargs or {}):
@@ -78,7 +102,7 @@ class Sampling(ExactResume):
                 return "an output layer in float32"
             if self._rounded == torch.float16:
                 return "weights in float32 and passes in float16, whose range may not hold a residual stream"
-        return None if importlib.util.find_spec("triton") else "triton is missing"
+        return None
 
     @property
     def _rounded(self) -> torch.dtype | None:
@@ -86,7 +110,26 @@ class Sampling(ExactResume):
         passes = NARROW.get(self.accelerator.mixed_precision)
         return passes if passes != next(self.model.parameters()).dtype else None
 
-    def _generate_single_turn(self, *arguments: Any, **options: Any) -> Any:
+    def _generate_single_turn(self, prompt_ids: Any, *arguments: Any, **options: Any) -> Any:
+        pictures = any(arguments[:2])
+        if self.why_not_recorded is None and self.model.training and not pictures:
+            return self._recorded(prompt_ids), None
+        return self._generated(prompt_ids, *arguments, **options)
+
+    def _recorded(self, prompts: list[list[int]]) -> list[list[int]]:
+        """Completions up to their end token."""
+        policy, pad = self.accelerator.unwrap_model(self._sampled_from()), self._tokenizer.pad_token_id
+        ids, mask = padded(prompts, pad)
+        size = rows, width = len(ids), ids.shape[1]
+        if size not in self._decoders:
+            while len(self._decoders) >= SIZES:
+                self._decoders.pop(next(iter(self._decoders)))
+            longest, ends = self.args.max_completion_length, self.eos_token_ids
+            self._decoders[size] = Decoder(policy, rows, width, longest, self.args.temperature, ends, pad)
+        said = self._decoders[size](ids, mask).tolist()
+        return [up_to_end(tokens, self.eos_token_ids) for tokens in said]
+
+    def _generated(self, *arguments: Any, **options: Any) -> Any:
         if self.why_not_compiled is not None or not self.model.training:
             return super()._generate_single_turn(*arguments, **options)
         wrapped, policy = self.model_wrapped, self.accelerator.unwrap_model(self.model)
