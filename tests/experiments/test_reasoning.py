@@ -257,6 +257,12 @@ def test_the_start_is_a_command(tmp_path, data, monkeypatch):
     assert card["bytes"] < 2**20
     assert card["start"] == Start(str(tmp_path / "model"), str(tmp_path / "start")).digest()
     assert card["start"] in done.output
+    assert {file.name for file in (tmp_path / "start").iterdir()} == {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "card.json",
+    }
+    assert str(tmp_path) not in (tmp_path / "start" / "adapter_config.json").read_text()
     again = typed(*given, "--warm-up", "--out", str(tmp_path / "start"))
     assert "is not empty" in str(again.exception)
     monkeypatch.setenv("ADPO_CACHE", str(tmp_path / "cache"))

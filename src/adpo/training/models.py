@@ -13,6 +13,7 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from safetensors import SafetensorError
 
+from adpo.devices import best_device
 from adpo.lm import embedded
 from adpo.training.display import Display
 from adpo.training.exam import Reward
@@ -69,7 +70,7 @@ def load_model(folder: str | Path, options: dict[str, Any] | None = None) -> tup
             model = AutoModelForCausalLM.from_pretrained(folder, **options)
     except (OSError, SafetensorError, TypeError, ValueError) as error:  # TypeError: an unknown option
         raise _unloadable(folder, error) from None
-    return model.to(_device()), tokenizer
+    return model.to(best_device()), tokenizer
 
 
 def load_tokenizer(folder: str | Path) -> Any:
@@ -108,10 +109,6 @@ def _look(folder: str | Path) -> None:
 
 def _unloadable(folder: str | Path, error: Exception) -> ValueError:
     return ValueError(f"model {str(folder)!r} cannot be loaded: {str(error).splitlines()[0]}")
-
-
-def _device() -> torch.device:
-    return torch.accelerator.current_accelerator() or torch.device("cpu")
 
 
 def model_folder(run: RunSettings | PreferSettings, display: Display) -> str:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from adpo.core.temperature import GuardedTau
+from adpo.devices import best_device
 from adpo.experiments.distill import students
 from adpo.experiments.distill.actor import Gaussian
 from adpo.experiments.distill.lessons import Lessons
@@ -57,7 +58,7 @@ def taught(
     seeds: Sequence[int],
 ) -> Weights:
     """Weights of all students after the last step: they learn on the accelerator, if there is one."""
-    device = torch.accelerator.current_accelerator() or torch.device("cpu")
+    device = best_device()
     lessons = lessons.to(device)
     runs = len(seeds)
     states, actions = lessons.states.shape[1], lessons.shown.shape[1]

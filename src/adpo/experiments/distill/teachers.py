@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from adpo.devices import best_device
 from adpo.experiments.distill import worlds
 from adpo.experiments.distill.actor import Actor, deterministic, load_actor, save_actor
 from adpo.experiments.distill.sac import Recipe
@@ -50,7 +51,7 @@ def train_teacher(
     worlds.known(name)
     plan = replace(PLANS.get(name, Plan(name)), seed=seed)
     plan = plan if steps is None else replace(plan, steps=steps)
-    device = torch.accelerator.current_accelerator() or torch.device("cpu")
+    device = best_device()
     checkpoint = checkpoint_of(out, name)
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out {out} is a file; expected a folder")

@@ -10,9 +10,10 @@ import torch
 
 import adpo
 from adpo.baselines import grpo_loss
+from adpo.devices import best_device
 from adpo.experiments.cleaned import cleaned
 from adpo.experiments.efficiency.contenders import clock
-from adpo.experiments.efficiency.measures import device, work_of
+from adpo.experiments.efficiency.measures import work_of
 from adpo.experiments.efficiency.policies import policy
 from adpo.experiments.efficiency.protocol import Preset, Rollout, Work
 from adpo.lm.compiled import CompiledLayers, why_not_compiled
@@ -23,7 +24,7 @@ from adpo.lm.packing import Packed, packed
 
 def limits(preset: Preset) -> dict[str, Any]:
     """What matrices of this machine give, and plain next-token training of the same policy on packed rows."""
-    where = device()
+    where = best_device()
     size = 8192 if where.type == "cuda" else 512
     left, right = (torch.randn(size, size, device=where, dtype=_narrow(where)) for _ in range(2))
     seconds = _fastest(lambda: left @ right, where, 20)
@@ -66,7 +67,7 @@ def next_token(model: Any, batches: list[Packed]) -> None:
 
 def loss_alone(work: Work) -> dict[str, Any]:
     """The paper's argument: one number per completion early on, against one per token to the end."""
-    where = device()
+    where = best_device()
     draw = torch.Generator().manual_seed(0)
     shape = (work.groups, work.members, work.longest)
     table = -torch.rand(shape, generator=draw).to(where)

@@ -8,16 +8,13 @@ from typing import Any
 
 import torch
 
+from adpo.devices import best_device
 from adpo.experiments.cleaned import cleaned
 from adpo.experiments.efficiency.contenders import KeepGradient, trainer_of
 from adpo.experiments.efficiency.policies import END, PAD, policy
 from adpo.experiments.efficiency.protocol import Contender, Preset, Rollout, Work, rollout
 from adpo.lm.scorer import Forms, Scorer
 from adpo.lm.scoring import Sequences, sequences
-
-
-def device() -> torch.device:
-    return torch.accelerator.current_accelerator() or torch.device("cpu")
 
 
 class OtherWorkError(ValueError):
@@ -31,7 +28,7 @@ def work_of(work: Work, model: Any) -> Rollout:
 @cleaned
 def exact_gradient(contender: Contender, work: Work) -> dict[str, Any]:
     """Some of the gradient of one update in float32 (its products with the ten bits of TF32 on a GPU)."""
-    model = policy(work.policy, device(), exact=True)
+    model = policy(work.policy, best_device(), exact=True)
     trainer = trainer_of(contender, work, work_of(work, model), model, 1, bf16=False, tf32=_on_gpu() or None)
     trainer.add_callback(KeepGradient(trainer, 0, lambda: None))
     trainer.train()
@@ -41,7 +38,7 @@ def exact_gradient(contender: Contender, work: Work) -> dict[str, Any]:
 @cleaned
 def update(contender: Contender, work: Work, preset: Preset, expected: list[float]) -> dict[str, Any]:
     """Seconds of an update, and the height of memory; but first, whether its gradient is the expected one."""
-    model = policy(work.policy, device())
+    model = policy(work.policy, best_device())
     given = work_of(work, model)
     every = 2 if contender.second_step else 1
     before = every * contender.warm_up(preset)
@@ -95,7 +92,7 @@ def difference(found: list[float], expected: list[float]) -> float:
 def whole_step(contender: Contender, preset: Preset) -> dict[str, Any]:
     """Sampling and update together, every completion of the same length."""
     work = replace(preset.base, longest=preset.whole_step)
-    model = policy(work.policy, device())
+    model = policy(work.policy, best_device())
     given = work_of(work, model)
     before = contender.warm_up(preset)
     always = {"min_new_tokens": work.longest}
@@ -121,7 +118,7 @@ def repeatability(preset: Preset) -> dict[str, dict[str, float]]:
     It is what a log-ratio of two passes consists of where the policy has not moved.
     """
     work = preset.base
-    exact = policy(work.policy, device(), exact=True)
+    exact = policy(work.policy, best_device(), exact=True)
     given = work_of(work, exact)
     rows = sequences([given.prompts[i // work.members] for i in range(work.rows)], given.completions, pad=PAD)
     groups = torch.arange(work.rows) // work.members
@@ -140,7 +137,7 @@ def repeatability(preset: Preset) -> dict[str, dict[str, float]]:
     padded, packs = Forms(scoring="padded"), Forms(scoring="packed")
     others = {"in float32, padded": scored(Scorer(exact, padded), exact, 16)}
     del exact
-    model = policy(work.policy, device())
+    model = policy(work.policy, best_device())
     plain = Scorer(model, replace(packs, compile_layers=False))
     others["padded, all logits"] = scored(Scorer(model, padded), model, 16)
     others["packed, layers not compiled"] = scored(plain, model, 4)
@@ -171,7 +168,7 @@ def largest_that_fits(contender: Contender, preset: Preset) -> dict[str, Any]:
 @cleaned
 def _fits(contender: Contender, work: Work, tokens: int | None) -> bool:
     """One update in one pass."""
-    model = policy(work.policy, device())
+    model = policy(work.policy, best_device())
     options = {} if tokens is None else {"tokens_per_pass": tokens}
     trainer = trainer_of(contender, work, work_of(work, model), model, 1, **options)
     try:

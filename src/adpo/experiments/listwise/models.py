@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from adpo.devices import best_device
 from adpo.experiments.listwise.scoring import check_head
 from adpo.lm.gguf import load_gguf
 
@@ -34,7 +35,7 @@ def load(path: Path | None) -> tuple[Any, Any]:
         model, tokenizer = load_gguf(path)
     else:
         model, tokenizer = _folder(path)
-    model = model.to(torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")).eval()
+    model = model.to(best_device()).eval()
     check_head(model)
     return model, tokenizer
 

@@ -11,8 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from adpo.devices import best_device
 from adpo.lm import embedded
 from adpo.lm.gguf import load_gguf
 from adpo.training.models import load_model, load_tokenizer
@@ -33,8 +32,7 @@ class Start:
             from peft import PeftModel
 
             model = PeftModel.from_pretrained(model, self.adapter).merge_and_unload()
-        device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
-        return model.to(device), tokenizer
+        return model.to(best_device()), tokenizer
 
     def tokenizer(self) -> Any:
         return load_tokenizer(self._readable())

@@ -70,7 +70,9 @@ def warmed_up(
     rows = lessons(data, preset.files, sets, tokenizer, recipe)
     losses = _taught(model, tokenizer, rows, recipe, on_progress)
     part = out.with_name(out.name + ".part")
+    model.peft_config["default"].base_model_name_or_path = Path(start.model).stem  # not where it was
     model.to(torch.bfloat16).save_pretrained(part)
+    (part / "README.md").unlink(missing_ok=True)  # peft's, of blanks
     out.parent.mkdir(parents=True, exist_ok=True)
     if out.exists():
         out.rmdir()
