@@ -22,7 +22,7 @@ def load_gguf(path: str | Path) -> tuple[Any, Any]:
     if not path.is_file():
         raise ValueError(f"model {str(path)!r} cannot be loaded: there is no such file")
     if importlib.util.find_spec("gguf") is None:
-        raise ValueError(f"model {str(path)!r} cannot be loaded: reading it needs the package gguf: pip install 'adpo[gguf]'")
+        raise ValueError(f"model {str(path)!r} cannot be loaded: it needs gguf, pip install 'adpo[gguf]'")
     try:
         tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name, padding_side="right")
         model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
