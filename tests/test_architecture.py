@@ -100,6 +100,7 @@ MAY_USE = {  # besides torch: few, named files
     "experiments/efficiency/policies.py": {"tokenizers", "transformers"},
     "experiments/efficiency/run.py": {"rich"},
     "experiments/efficiency/summary.py": {"rich"},
+    "experiments/geometry/figures.py": {"matplotlib"},
     "experiments/listwise/__main__.py": {"rich"},
     "experiments/listwise/models.py": {"transformers"},
     "experiments/listwise/summary.py": {"rich"},

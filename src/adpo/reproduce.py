@@ -197,6 +197,22 @@ def reasoning(
     watch.tell(f"Results: {out / 'results.json'}")
 
 
+@reproduce.command()
+def geometry(
+    out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("runs/geometry"),
+) -> None:
+    """Figure 1: the simplex, the landscape of SFT, the anchored bowl, curvature, forces; from the core."""
+    require("geometry", "report", "matplotlib")
+    from adpo.experiments.geometry import run
+    from adpo.experiments.tables import terminal
+
+    watch = _Watch()
+    results = run.reproduce(out)
+    for table in terminal(run.tables(results)):
+        watch.console.print(table, markup=False)
+    watch.tell(f"Results: {out / 'results.json'}")
+
+
 class _Watch:
     """A bar while a command works, and how long it took."""
 

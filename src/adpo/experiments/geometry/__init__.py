@@ -1,0 +1,1 @@
+"""The paper's Figure 1 and what it speaks of, computed from the core."""
