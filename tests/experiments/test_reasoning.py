@@ -293,7 +293,11 @@ def test_the_command_compares_methods(tmp_path, monkeypatch):
         assert len(found["rollouts"]) == (SMOKE.short if found["trial"]["study"] == "rates" else SMOKE.rollouts)
         assert found["tokens_per_step"] > 0
         assert all(log["grad_norm"] >= 0 for log in found["logged"])
+        assert found["watched"].count("1") / len(found["watched"]) == pytest.approx(
+            found["curve"][-1][1], abs=1e-5
+        )
     assert {row["study"] for row in results["rows"]} == {"rates", "seeds"}
+    assert {line["exam"] for line in results["against"]} == {"arithmetic", "watched"}
     assert (out / "curves.svg").exists()
     assert "each method at its own best learning rate" in done.output
     monkeypatch.setattr(trial, "carried_out", lambda *_: 1 / 0)

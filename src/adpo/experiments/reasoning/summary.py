@@ -83,6 +83,7 @@ def _line(key: tuple[Any, ...], runs: list[dict[str, Any]], start: dict[str, Any
     for measure in ("entropy", "kl_to_start", "forgetting", "seconds_per_step", "tokens_per_step"):
         if measure in runs[0]:
             line[measure] = _with_interval([run[measure] for run in runs])
+    line[WATCHED] = _with_interval([run["curve"][-1][1] if run["curve"] else 0.0 for run in runs])
     gradients = [[log["grad_norm"] for log in run["logged"]] for run in runs]
     line["gradient"] = _with_interval(
         [sorted(values)[len(values) // 2] for values in gradients if values] or [0.0]
@@ -102,12 +103,16 @@ def _with_interval(values: Sequence[float]) -> list[float]:
     return list(interval(values)) if len(values) > 1 else [values[0], 0.0]
 
 
+WATCHED = "watched"
+"""Problems like those of the training, at the last look."""
+
+
 def against(runs: Sequence[dict[str, Any]], exam: str) -> list[dict[str, Any]]:
-    """Ours against every other method, in the exam's most likely answers."""
+    """Ours against every other method, in the most likely answers of an exam, or to what was watched."""
     reported: dict[str, dict[int, str]] = {}
     for run in runs:
-        if run["trial"]["study"] == "seeds":
-            found = run["exams"][exam]["right"]
+        found = run.get(WATCHED) if exam == WATCHED else run["exams"].get(exam, {}).get("right")
+        if run["trial"]["study"] == "seeds" and found:
             reported.setdefault(run["trial"]["method"], {})[run["trial"]["seed"]] = found
     pairs = [(ours, other) for ours in OURS if ours in reported for other in reported if other != ours]
     lines = []
@@ -121,6 +126,7 @@ def against(runs: Sequence[dict[str, Any]], exam: str) -> list[dict[str, Any]]:
         agree = (over_both.low > 0 and over_seeds.low > 0) or (over_both.high < 0 and over_seeds.high < 0)
         lines.append(
             {
+                "exam": exam,
                 "ours": ours,
                 "other": other,
                 "seeds": len(seeds),

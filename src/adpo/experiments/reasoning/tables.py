@@ -34,7 +34,7 @@ def _study(results: dict[str, Any], study: str, title: str) -> Lines:
     exams = list(results["start"]["exams"])
     k = next(key for key in results["start"]["exams"][exams[0]] if key.startswith("pass_at_"))
     columns = (
-        *("method", "rate", "steps a rollout", "seeds", "collapsed"),
+        *("method", "rate", "steps a rollout", "seeds", "collapsed", "watched: greedy"),
         *(f"{exam}: greedy" for exam in exams),
         *(f"{exam}: {k.replace('_at_', '@')}" for exam in exams),
         *("reward", "right", "length", "distinct answers", "agreed, wrong", "live", "nats a token", "KL to start"),
@@ -52,6 +52,7 @@ def _study(results: dict[str, Any], study: str, title: str) -> Lines:
                 str(row["inner"]),
                 str(row["seeds"]),
                 str(row["collapsed"]),
+                _share(row["watched"]),
                 *(_share(row.get(f"{exam}: greedy")) for exam in exams),
                 *(_share(row.get(f"{exam}: {k}")) for exam in exams),
                 *(f"{row[name][0]:.3g}" if name in row else "" for name in (*late, *MORE)),
@@ -69,6 +70,7 @@ def _share(value: Sequence[float] | None) -> str:
 def _against(results: dict[str, Any]) -> Lines:
     rows = [
         (
+            row["exam"],
             row["ours"],
             row["other"],
             str(row["seeds"]),
@@ -79,6 +81,6 @@ def _against(results: dict[str, Any]) -> Lines:
     ]
     return Lines(
         "greedy accuracy against, 95 % over problems and seeds",
-        ("method", "against", "seeds", "difference", ""),
+        ("problems", "method", "against", "seeds", "difference", ""),
         rows,
     )

@@ -18,6 +18,7 @@ from adpo.experiments.reasoning.problems import Sets
 from adpo.experiments.reasoning.protocol import Preset, Trial
 from adpo.experiments.reasoning.rewards import Watched
 from adpo.experiments.reasoning.starts import Start
+from adpo.lm.evaluate import Scored
 from adpo.lm.rewards import Correct
 from adpo.training.data import Row
 from adpo.training.exam import Exam, Taken
@@ -69,6 +70,7 @@ def carried_out(trial: Trial, preset: Preset, start: Start, sets: Sets, report: 
         / steps,
         "scoring": trainer.scorer.chosen(),
         "curve": watch.curve,
+        "watched": watch.right,
         "rollouts": [_rounded(each) for each in reward.rollouts],
         "logged": [_rounded({key: log[key] for key in LOGGED if key in log}) for log in _logs(trainer)],
         "exams": {name: _told(each) for name, each in taken.items()},
@@ -183,9 +185,13 @@ def _told(taken: Taken) -> dict[str, Any]:
         "greedy": greedy.accuracy().value,
         "sampled": sampled.accuracy().value,
         f"pass_at_{k}": sampled.pass_at(k).value,
-        "right": "".join(str(int(row[0])) for row in greedy.scores),
+        "right": _digits(greedy),
         "right_of_sampled": "".join(str(int(sum(row))) for row in sampled.scores),
     }
+
+
+def _digits(greedy: Scored) -> str:
+    return "".join(str(int(row[0])) for row in greedy.scores)
 
 
 def _from_start(
@@ -218,6 +224,7 @@ class _Watch(TrainerCallback):  # type: ignore[misc]
     def __init__(self, trial: Trial, preset: Preset, exam: Exam, report: Report) -> None:
         self.trial, self.preset, self.exam, self.report = trial, preset, exam, report
         self.curve: list[tuple[int, float]] = []
+        self.right = ""  # what became of every problem at the last look: 0 or 1
         self.seconds = 0.0
 
     def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:  # noqa: ARG002
@@ -227,5 +234,7 @@ class _Watch(TrainerCallback):  # type: ignore[misc]
         self.report(rollouts / self.trial.rollouts)
         if rollouts % self.preset.watch_every == 0 or rollouts == self.trial.rollouts:
             began = time.perf_counter()
-            self.curve.append((rollouts, round(self.exam.accuracy(_narrow(model)).value, 5)))
+            found = self.exam.greedy(_narrow(model))
+            self.curve.append((rollouts, round(found.accuracy().value, 5)))
+            self.right = _digits(found)
             self.seconds += time.perf_counter() - began
