@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test test-verl check unit format bench clean
+.PHONY: run test test-verl check unit format bench dist clean
 
 run: .venv/.ready  ## environment + training of the embedded model: minutes
 	$(BIN)/adpo train
@@ -27,8 +27,20 @@ format: .venv/.ready
 bench: .venv/.ready
 	$(BIN)/python -m adpo.bench core
 
+dist:  ## wheel and sdist, checked; the wheel tried out in an environment that has nothing else
+	rm -rf dist build/tools build/clean build/smallest
+	$(PYTHON) -m venv --without-pip build/tools
+	$(PYTHON) -m pip --python build/tools/bin/python install --quiet -c constraints.txt build twine
+	build/tools/bin/python -m build --outdir dist
+	build/tools/bin/python -m twine check --strict dist/*
+	$(PYTHON) -m venv --without-pip build/clean
+	$(PYTHON) -m pip --python build/clean/bin/python install --quiet -c constraints.txt torch==2.13.0
+	$(PYTHON) -m pip --python build/clean/bin/python install --quiet -c constraints.txt "$$(echo dist/*.whl)[lm]"
+	cd build && clean/bin/adpo taxonomy
+	cd build && clean/bin/adpo train --out smallest --max_steps 2 --eval_problems 20 --dev_problems 0
+
 clean:
-	rm -rf .venv .venv-verl
+	rm -rf .venv .venv-verl build dist
 
 # torch goes in first and alone: its exact pin keeps every later package from choosing another build.
 # pip runs from outside the environment, so a Python without ensurepip works as well.
