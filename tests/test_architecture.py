@@ -72,7 +72,19 @@ MAY_IMPORT = {
     "bench": {"core", "lm", "bench", "__init__"},
     "extras": set(),
     "reproduce": {"experiments", "extras", "training"},
-    "cli": {"core", "experiments", "extras", "integrations", "lm", "reproduce", "training", "__init__"},
+    "report": {"report", "files"},
+    "cli": {
+        "core",
+        "experiments",
+        "extras",
+        "files",
+        "integrations",
+        "lm",
+        "report",
+        "reproduce",
+        "training",
+        "__init__",
+    },
     "__main__": {"cli"},
 }
 MAY_USE = {  # besides torch: few, named files
@@ -101,6 +113,7 @@ MAY_USE = {  # besides torch: few, named files
     "experiments/efficiency/run.py": {"rich"},
     "experiments/efficiency/summary.py": {"rich"},
     "experiments/geometry/figures.py": {"matplotlib"},
+    "report/page.py": {"jinja2", "plotly"},
     "experiments/listwise/__main__.py": {"rich"},
     "experiments/listwise/models.py": {"transformers"},
     "experiments/listwise/summary.py": {"rich"},

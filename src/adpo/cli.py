@@ -208,6 +208,28 @@ def taxonomy() -> None:
 
 
 @app.command()
+def report(
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Results of train, prefer, reproduce.")],
+    out: Annotated[Path, typer.Option(help="The page.")] = Path("report.html"),
+    open_it: Annotated[bool, typer.Option("--open", help="Show it in a browser.")] = False,
+    serve: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Serve it at this port of 127.0.0.1, and follow the runs.")
+    ] = None,
+) -> None:
+    """Make one self-contained HTML page from results, finished or going on."""
+    require("report", "report", "jinja2", "plotly")
+    from adpo.report import command
+
+    def say(line: str) -> None:
+        Console().print(line, markup=False)
+
+    if serve is None:
+        command.written(folders, out, open_it, say)
+    else:
+        command.served(folders, serve, open_it, say)
+
+
+@app.command()
 def env() -> None:
     """Print versions, devices, optional parts, and which fast paths a model gets here."""
     import torch

@@ -23,6 +23,14 @@ def write_json(path: Path, content: Any) -> None:
     write_text(path, json.dumps(content, indent=1, sort_keys=True) + "\n")
 
 
+def read_json(path: Path, what_to_do: str = "is it from another program?") -> Any:
+    """What it holds; a file that cannot be read is one line."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read ({error}): {what_to_do}") from None
+
+
 def digest(path: Path) -> str:
     """sha256 of the content."""
     with path.open("rb") as content:

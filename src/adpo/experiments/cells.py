@@ -27,6 +27,7 @@ from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from typing import Any
 
+from adpo import files
 from adpo.files import write_json
 
 Report = Callable[[float], None]
@@ -227,7 +228,4 @@ def _timed(cell: Cell, report: Report) -> tuple[Any, float]:
 
 
 def read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text())
-    except (OSError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} cannot be read ({error}): delete it and resume") from None
+    return files.read_json(path, "delete it and resume")

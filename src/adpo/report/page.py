@@ -1,0 +1,83 @@
+"""The page: templates, data and library in one file."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from plotly.offline import get_plotlyjs
+
+from adpo.report import experiments, training
+from adpo.report.parts import Section
+
+TITLE = "adpo"
+
+
+def sections_of(folders: Sequence[Path]) -> list[Section]:
+    """One for each folder."""
+    found = []
+    for folder in folders:
+        if not folder.is_dir():
+            raise ValueError(f"{folder}: there is no such folder")
+        if training.is_run(folder):
+            found.append(training.section(folder))
+        elif experiments.is_experiment(folder):
+            found.append(experiments.section(folder))
+        else:
+            raise ValueError(
+                f"{folder} holds no results: expected a run of adpo train or adpo prefer (settings.json), "
+                "or of adpo reproduce (results.json)"
+            )
+    return found
+
+
+def page(sections: Sequence[Section], live: bool = False) -> str:
+    """HTML that needs nothing else; ``live`` asks a server behind it for more."""
+    environment = _environment()
+    library, script = get_plotlyjs(), _file("page.js")
+    return environment.get_template("page.html").render(
+        title=TITLE,
+        sections=sections,
+        style=_file("page.css"),
+        library=library,
+        script=script,
+        allowed=" ".join(map(_digest, (library, script))),
+        data=harmless(data_of(sections, live)),
+    )
+
+
+def data_of(sections: Sequence[Section], live: bool = False) -> dict[str, Any]:
+    """What the script draws, and the words of each part where they may change."""
+    parts = [section.drawn() for section in sections]
+    template = _environment().get_template("words.html")
+    words = [template.render(section=section) for section in sections] if live else []
+    version = hashlib.sha256(json.dumps([parts, words]).encode()).hexdigest()[:16]
+    return {"version": version, "live": live, "parts": parts, "words": words}
+
+
+def harmless(data: Any) -> str:
+    """JSON that cannot end the element it stands in.
+
+    >>> harmless({"said": "</script><script>"})
+    '{"said": "\\\\u003c/script>\\\\u003cscript>"}'
+    """
+    return json.dumps(data).replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+
+
+def _environment() -> Environment:
+    return Environment(loader=PackageLoader("adpo.report"), autoescape=True, undefined=StrictUndefined)
+
+
+def _file(name: str) -> str:
+    return files("adpo.report").joinpath("templates", name).read_text(encoding="utf-8")
+
+
+def _digest(script: str) -> str:
+    """A browser runs these scripts and no other."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"

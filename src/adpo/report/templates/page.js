@@ -1,0 +1,106 @@
+"use strict";
+// Draws what the page's data says; with a server behind it, asks now and then whether there is more.
+(() => {
+  const root = document.documentElement;
+  const colours = ["#3b76c2", "#d9822b", "#2f9e6e", "#b5483f", "#8467c1", "#8c6d4f", "#c45fa0", "#6f7783", "#a3a02c", "#2ba3b5"];
+  let data = JSON.parse(document.getElementById("data").textContent);
+
+  // Names come from files: the library would read tags in them.
+  const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+  const ink = () => getComputedStyle(root).getPropertyValue("--ink").trim();
+  const line = () => getComputedStyle(root).getPropertyValue("--line").trim();
+
+  function layout(chart) {
+    const axis = (title) => ({ title: { text: plain(title), font: { size: 11 } }, gridcolor: line(), zerolinecolor: line(), automargin: true });
+    return {
+      title: { text: plain(chart.title), font: { size: 13 } }, margin: { l: 50, r: 10, t: 36, b: 40 },
+      paper_bgcolor: "transparent", plot_bgcolor: "transparent", font: { color: ink(), size: 11 },
+      xaxis: axis(chart.x), yaxis: axis(chart.y), hovermode: "closest", legend: { orientation: "h", y: -0.25 }, uirevision: "kept",
+    };
+  }
+
+  function traces(chart) {
+    const names = [...new Set(chart.series.map((series) => series.name))];
+    return chart.series.map((series) => ({
+      x: series.x, y: series.y, name: plain(series.name), legendgroup: plain(series.name), showlegend: !series.faint,
+      mode: series.x.length > 1 ? "lines" : "markers", opacity: series.faint ? 0.25 : 1,
+      hoverinfo: series.faint ? "skip" : undefined,
+      line: { color: colours[names.indexOf(series.name) % colours.length], width: series.faint ? 1 : 2 },
+      marker: { color: colours[names.indexOf(series.name) % colours.length] },
+    }));
+  }
+
+  const turned = (table) => table[0].map((_, column) => table.map((row) => row[column]));
+  function surfaceTraces(frame) {
+    const marks = Object.entries(frame.marked).map(([name, [x, y]], number) => ({
+      x: [x], y: [y], name: plain(name), mode: "markers", marker: { size: 12, symbol: ["diamond", "star"][number % 2], color: ["#b5483f", "#ffffff"][number % 2], line: { width: 1, color: "#000" } },
+    }));
+    return [{ type: "contour", x: frame.axis, y: frame.axis, z: turned(frame.heights), colorscale: "Viridis", showlegend: false, contours: { showlabels: true } }, ...marks];
+  }
+
+  const config = { responsive: true, displayModeBar: false };
+  function box(parent, place, kind) {
+    if (parent.children[place]) return parent.children[place];
+    const made = document.createElement("div");
+    made.className = "chart" + kind;
+    const plot = document.createElement("div");
+    plot.className = "plot";
+    made.append(plot);
+    parent.append(made);
+    return made;
+  }
+
+  function draw() {
+    document.querySelectorAll(".drawn").forEach((parent) => {
+      const part = data.parts[parent.dataset.part];
+      if (!part) return;
+      part.surfaces.forEach((surface, place) => {
+        const made = box(parent, place, " square");
+        let slider = made.querySelector("input");
+        if (!slider) {
+          const label = document.createElement("label");
+          slider = document.createElement("input");
+          Object.assign(slider, { type: "range", min: 0, max: surface.frames.length - 1, value: Math.floor(surface.frames.length / 2) });
+          label.append(document.createElement("span"), slider);
+          made.append(label);
+          slider.addEventListener("input", () => show());
+        }
+        const show = () => {
+          const frame = surface.frames[slider.value];
+          made.querySelector("span").textContent = surface.slider + " = " + frame.label;
+          Plotly.react(made.querySelector(".plot"), surfaceTraces(frame), layout(surface), config);
+        };
+        show();
+      });
+      part.charts.forEach((chart, place) => {
+        const made = box(parent, part.surfaces.length + place, "");
+        Plotly.react(made.querySelector(".plot"), traces(chart), layout(chart), config);
+      });
+    });
+  }
+
+  document.getElementById("colours").addEventListener("click", () => {
+    const dark = root.dataset.colours ? root.dataset.colours === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+    root.dataset.colours = dark ? "light" : "dark";
+    draw();
+  });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+  draw();
+
+  async function more() {
+    try {
+      const answer = await fetch("data.json", { cache: "no-store" });
+      if (answer.ok) {
+        const found = await answer.json();
+        if (found.version !== data.version) {
+          data = found;
+          // Words are escaped where they are made; scripts in them would not be allowed to run either.
+          document.querySelectorAll(".words").forEach((place) => { const words = data.words[place.dataset.part]; if (words !== undefined) place.innerHTML = words; });
+          draw();
+        }
+      }
+    } catch { /* the server is gone: the page stays as it is */ }
+    setTimeout(more, 3000);
+  }
+  if (data.live) setTimeout(more, 3000);
+})();

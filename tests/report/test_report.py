@@ -1,0 +1,237 @@
+"""The page: what it shows of runs that are finished or going on, and that nothing in it can do harm."""
+
+import html
+import json
+import re
+import shutil
+import subprocess
+import threading
+import urllib.error
+import urllib.request
+
+import pytest
+
+pytest.importorskip("plotly")
+pytest.importorskip("matplotlib")
+
+from markupsafe import escape
+from typer.testing import CliRunner
+
+from adpo.cli import app
+from adpo.experiments.geometry import run as geometry
+from adpo.report import claims
+from adpo.report.experiments import grids_of
+from adpo.report.page import page, sections_of
+from adpo.report.server import HERE, server
+
+EVIL = "</pre></script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+
+
+@pytest.fixture
+def going_on(tmp_path):
+    """A run of `adpo train` as it is while it works, its model up to no good."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "settings.json").write_text(json.dumps({"method": "adpo", "model": "embedded", "seed": 3}))
+    log(folder, 1, reward=0.25)
+    log(folder, 2, reward=0.5)
+    with (folder / "metrics.jsonl").open("a") as lines:
+        lines.write('{"step": 3, "rewa')  # being written
+    group = {"step": 2, "prompt": EVIL, "members": []}
+    group["members"] = [{"text": EVIL, "reward": 1.0, "c": -0.5}, {"text": "5", "reward": 0.0, "c": 0.5}]
+    (folder / "samples.jsonl").write_text(json.dumps(group) + "\n")
+    return folder
+
+
+def log(folder, step, **figures):
+    row = {"step": step, "adpo/tau": 0.8, "adpo/live": 0.5, "dev/accuracy": 0.4, **figures}
+    path = folder / "metrics.jsonl"
+    known = path.read_text().splitlines()[: step - 1] if path.exists() else []
+    path.write_text("\n".join([*known, json.dumps(row)]) + "\n")
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("results") / "geometry"
+    geometry.reproduce(folder)
+    return folder
+
+
+def test_a_run_that_goes_on(going_on):
+    (section,) = sections_of([going_on])
+    assert section.state == "going on"
+    assert section.facts["seed"] == "3"
+    charts = {chart.title: chart for chart in section.charts}
+    assert charts["reward"].series[0].y == [0.25, 0.5]
+    assert charts["temperature tau"].series[0].x == [1, 2]
+    assert section.figures["steps"] == "2"
+    assert [member.c for member in section.groups[0].members] == [-0.5, 0.5]
+
+
+def test_a_run_that_has_ended(going_on):
+    share = {"value": 0.4, "low": 0.3, "high": 0.5}
+    summary = {"command": "adpo train", "commit": "abc", "steps": 2, "method": "adpo"}
+    summary |= {f"accuracy_{when}": share for when in ("before", "after", "gain")}
+    summary["samples"] = [{"problem": "1+1", "before": EVIL, "after": "2", "answer": "2"}]
+    (going_on / "summary.json").write_text(json.dumps(summary))
+    (section,) = sections_of([going_on])
+    assert section.state == "finished"
+    assert section.facts["commit"] == "abc"
+    assert section.figures["most likely answers, gain"] == "+40.0% [+30.0%, +50.0%]"
+    assert section.grids[0].rows == [["1+1", EVIL, "2", "2"]]
+
+
+def test_what_a_model_wrote_is_shown_and_not_run(going_on):
+    made = page(sections_of([going_on]))
+    has = {
+        text: text in made for text in (str(escape(EVIL)), EVIL, "<script>document", 'class="up"', 'class="down"')
+    }
+    assert list(has.values()) == [True, False, False, True, True]
+    # A browser runs the page's own scripts by their hashes, and no other.
+    allowed = re.search(r"script-src ([^;]*);", html.unescape(made[:2000]))[1]
+    assert allowed.count("sha256-") == 2
+    assert "unsafe-inline" not in allowed
+    outside = re.search(r"<(script|link|img)[^>]*(src|href)=[\"']?http", made)
+    assert outside is None  # no network
+
+
+def test_an_experiment(drawn):
+    (section,) = sections_of([drawn])
+    assert section.state == "finished"
+    assert {"commit", "torch"} <= section.facts.keys()
+    assert [grid.title for grid in section.grids][1:] == ["taxonomy", "geometry"]
+    assert section.grids[1].rows[0][0] == "SFT"  # a link is its text
+    assert [frame.label for frame in section.surfaces[0].frames] == ["0.25", "0.5", "1", "2", "4"]
+    assert section.pictures["figure1"].startswith("data:image/svg+xml;base64,")
+    assert section.claims[1].here == "its bottom is at (2, 1), the anchor at (0, 0)"
+
+
+def test_learning_curves_of_the_reasoning_experiment(tmp_path):
+    def trial(method, seed, curve):
+        rollouts = [{"right": 0.1 * i, "length": 9.0, "distinct": 2.0} for i in range(3)]
+        return {"trial": {"study": "seeds", "method": method, "seed": seed}, "curve": curve, "rollouts": rollouts}
+
+    runs = [trial("ADPO", 1, [[1, 0.4], [2, 0.6]]), trial("ADPO", 2, [[1, 0.2], [2, 0.4], [3, 0.9]])]
+    rows = [{"study": "seeds", "method": "ADPO", "a: greedy": [0.5, 0.1], "collapsed": 1, "seeds": 2}]
+    results = {
+        "experiment": "reasoning",
+        "runs": runs,
+        "rows": rows,
+        "start": {"exams": {"a": {}}},
+        "not_yet": ["x"],
+    }
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    (section,) = sections_of([tmp_path])
+    assert section.state == "going on"
+    *seeds, mean = section.charts[0].series
+    assert [line.faint for line in seeds] == [True, True]
+    assert mean.y == pytest.approx([0.3, 0.5])  # as far as all have come
+    assert [claim.here for claim in section.claims] == [
+        "ADPO 50.0% ± 10.0%",
+        "ADPO: 1 of 2 runs",
+        claims.NOT_HERE,
+    ]
+
+
+def test_a_job_without_results_yet(tmp_path):
+    (tmp_path / "cells").mkdir()
+    (tmp_path / "cells" / "one.json").write_text("{}")
+    (tmp_path / "job.json").write_text(json.dumps({"description": {"experiment": "bandits", "preset": "smoke"}}))
+    (section,) = sections_of([tmp_path])
+    assert section.state == "going on"
+    assert section.figures == {"parts that have ended": "1"}
+    assert section.facts["preset"] == "smoke"
+    assert section.claims == []
+
+
+def test_tables_are_read_as_they_are_written():
+    (grid,) = grids_of("text\n\n### a | b\n\n| x | y |\n|---|---|\n|  | **2** |\n| 3 |  |\n\nmore\n")
+    assert grid.columns == ["x", "y"]
+    assert grid.rows == [["", "2"], ["3", ""]]
+
+
+def typed(*arguments):
+    return CliRunner().invoke(app, ["report", *map(str, arguments)])
+
+
+def test_the_command(tmp_path, going_on, drawn):
+    done = typed(going_on, drawn, "--out", tmp_path / "new" / "page.html")
+    assert done.exit_code == 0, done.exception
+    assert "2 parts" in done.output
+    assert "the anchored loss above its minimum" in (tmp_path / "new" / "page.html").read_text()
+
+
+def test_mistakes(tmp_path, going_on):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "results.json").write_text("{")
+    for arguments, said in (
+        ([tmp_path / "nowhere"], "there is no such folder"),
+        ([tmp_path / "empty"], "holds no results: expected a run of adpo train"),
+        ([tmp_path / "broken"], "results.json cannot be read"),
+        ([going_on, "--out", tmp_path], "is a folder; expected a file"),
+    ):
+        done = typed(*arguments)
+        assert isinstance(done.exception, ValueError)
+        assert said in str(done.exception)
+
+
+@pytest.fixture
+def served(going_on):
+    running = server([going_on], 0)
+    thread = threading.Thread(target=running.serve_forever, daemon=True)
+    thread.start()
+    yield running
+    running.shutdown()
+    running.server_close()
+    thread.join()
+
+
+def asked(running, path, **headers):
+    address = f"http://{HERE}:{running.server_port}{path}"
+    with urllib.request.urlopen(urllib.request.Request(address, headers=headers), timeout=10) as answer:
+        return answer.read().decode()
+
+
+def test_the_server_follows_a_run(served, going_on):
+    assert served.server_address[0] == "127.0.0.1"
+    assert "data.json" in asked(served, "/")
+    before = json.loads(asked(served, "/data.json"))
+    log(going_on, 3, reward=0.75)
+    after = json.loads(asked(served, "/data.json"))
+    assert before["version"] != after["version"]
+    assert after["parts"][0]["charts"][0]["series"][0]["y"][-1] == 0.75
+    assert "&lt;script&gt;" in after["words"][0]
+    assert "<script" not in after["words"][0]
+
+
+@pytest.mark.parametrize("path", ["/settings.json", "/../settings.json", "/data.json/..", "/%2e%2e/metrics.jsonl"])
+def test_the_server_serves_nothing_else(served, path):
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        asked(served, path)
+
+
+def test_the_server_answers_this_machine_alone(served):
+    """Another site's name that points here is not ours."""
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        asked(served, "/data.json", Host="evil.example")
+    with pytest.raises(ValueError, match="choose another port"):
+        server([], served.server_port)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs a browser")
+def test_in_a_browser(tmp_path, going_on, drawn):
+    (tmp_path / "page.html").write_text(page(sections_of([going_on, drawn])))
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=10000", "--dump-dom"]
+    done = subprocess.run(
+        [CHROMIUM, *options, f"--user-data-dir={tmp_path / 'profile'}", (tmp_path / "page.html").as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=True,
+    )
+    assert "<title>adpo</title>" in done.stdout  # what the model wrote has not run
+    expected = sum(len(section.charts) + len(section.surfaces) for section in sections_of([going_on, drawn]))
+    assert done.stdout.count('class="plot js-plotly-plot"') == expected
+    assert "tau = 1" in done.stdout
