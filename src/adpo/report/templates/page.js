@@ -15,7 +15,7 @@
     return {
       title: { text: plain(chart.title), font: { size: 13 } }, margin: { l: 50, r: 10, t: 36, b: 40 },
       paper_bgcolor: "transparent", plot_bgcolor: "transparent", font: { color: ink(), size: 11 },
-      xaxis: axis(chart.x), yaxis: axis(chart.y), hovermode: "closest", legend: { orientation: "h", y: -0.25 }, uirevision: "kept",
+      xaxis: axis(chart.x), yaxis: axis(chart.y), hovermode: "closest", autosize: true, legend: { orientation: "h", y: -0.25 }, uirevision: "kept",
     };
   }
 
@@ -86,6 +86,8 @@
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
   draw();
+  // Once everything is there the page may have become narrower, by a scroll bar.
+  requestAnimationFrame(() => document.querySelectorAll(".plot").forEach((plot) => Plotly.Plots.resize(plot)));
 
   async function more() {
     try {
