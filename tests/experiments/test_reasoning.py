@@ -129,6 +129,8 @@ def test_seeds_that_are_reported_did_not_choose_the_rate():
     best = dict.fromkeys(preset.methods, Choice(1e-3))
     chosen, reported = list(preset.choosing()), list(preset.reported(best))
     assert {each.seed for each in chosen}.isdisjoint({each.seed for each in reported})
+    assert not list(preset.settings(best))  # all were tried with every rate
+    assert len(list(PRESETS["gpu"].settings({"GRPO": Choice(1e-3, METHODS["GRPO"].settings[0])}))) == 2
     everything = [*chosen, *reported, *preset.beside(best)]
     assert len({each.name for each in everything}) == len(everything)
     assert {each.study for each in everything} == set(STUDIES)
@@ -283,10 +285,14 @@ def test_the_command_compares_methods(tmp_path, monkeypatch):
     assert done.exit_code == 0, done.exception
     results = json.loads((out / "results.json").read_text())
     assert results["start_digest"] == start.digest()
-    assert results["best"] == {
-        method: {"rate": 3e-4, **dict(METHODS[method].settings[0])} for method in ("ADPO", "GRPO")
+    tried = {
+        method: [{"rate": 3e-4, **dict(each)} for each in METHODS[method].settings] for method in SMOKE.methods
     }
-    assert len(results["runs"]) == 2 + 2 * SMOKE.seeds
+    assert all(best in tried[method] for method, best in results["best"].items())
+    chose = [found["trial"] for found in results["runs"] if found["trial"]["study"] == "rates"]
+    assert len(chose) == sum(map(len, tried.values()))  # every setting, at the best rate
+    assert all({"rate": each["rate"], **each["more"]} in tried[each["method"]] for each in chose)
+    assert len(results["runs"]) == len(chose) + 2 * SMOKE.seeds
     for found in results["runs"]:
         examined = found["exams"].get("arithmetic", {"right": ""})["right"]
         assert len(examined) == (0 if found["trial"]["study"] == "rates" else SMOKE.examined)

@@ -3,6 +3,7 @@
 import itertools
 import math
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch
 pytest.importorskip("transformers")
 
 from adpo.lm.embedded import WarmUp, make_model, make_tokenizer
-from adpo.lm.evaluate import Sampling, Scored, answers, by_steps, gain, normal, wilson
+from adpo.lm.evaluate import Sampling, Scored, answers, gain, normal, wilson
 from adpo.lm.rewards import Correct
 from adpo.lm.tasks import Outcome
 
@@ -125,8 +126,8 @@ def test_mathematics_goes_to_the_verifier_and_back_to_its_place():
     assert math.isclose(sum(reward.counts.values()), 3)
 
 
-def test_answers_by_steps_are_those_of_generate(monkeypatch):
-    """As on a GPU, but for the recording."""
+def test_answers_by_recorded_steps_are_those_of_generate(monkeypatch):
+    """Without a GPU the steps are taken one by one."""
     model = make_model(WarmUp(hidden=32, layers=2))
     with torch.no_grad():
         model.lm_head.weight.mul_(20)
@@ -134,6 +135,10 @@ def test_answers_by_steps_are_those_of_generate(monkeypatch):
     for sampling in (Sampling(4, batch=3), Sampling(4, temperature=1e-6, samples=2, batch=4)):
         expected = answers(model, make_tokenizer(), prompts, sampling)
         with monkeypatch.context() as patched:
-            patched.setattr("adpo.lm.evaluate.by_steps", lambda _: True)
-            assert answers(model, make_tokenizer(), prompts, sampling) == expected
-    assert not by_steps(model)
+            patched.setattr(type(model), "generate", lambda *_, **__: 1 / 0)
+            recorded = replace(sampling, recorded=True)
+            assert answers(model.train(), make_tokenizer(), prompts, recorded) == expected
+            assert model.training
+        model.config.sliding_window = 16  # a model that cannot be sampled so is sampled as before
+        assert answers(model, make_tokenizer(), prompts, recorded) == expected
+        model.config.sliding_window = None

@@ -22,6 +22,7 @@ class Sampling:
     samples: int = 1
     batch: int = 256
     seed: int = 0
+    recorded: bool = False  # by the steps of `adpo.lm.decoding`, where the model can be sampled so
 
 
 class Estimate(NamedTuple):
@@ -118,13 +119,13 @@ def answers(
 def _generated(
     model: Any, tokenizer: Any, prompts: Sequence[Any], sampling: Sampling, chat: Mapping[str, Any]
 ) -> list[str]:
+    if sampling.recorded and why_not_decoded(model) is None:
+        return _by_steps(model, tokenizer, prompts, sampling, chat)
     training, texts = model.training, []
     model.eval()
     options: dict[str, Any] = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
     if sampling.temperature > 0:
         options = {"do_sample": True, "temperature": sampling.temperature, "top_p": 1.0, "top_k": 0}
-    if by_steps(model):
-        return _by_steps(model, tokenizer, prompts, sampling, chat)
     try:
         for start in range(0, len(prompts), sampling.batch):
             inputs = _tokens(tokenizer, prompts[start : start + sampling.batch], chat).to(model.device)
@@ -138,11 +139,6 @@ def _generated(
     finally:
         model.train(training)
     return texts
-
-
-def by_steps(model: Any) -> bool:
-    """Where a token takes longer to start than to compute."""
-    return model.device.type == "cuda" and why_not_decoded(model) is None
 
 
 def _by_steps(

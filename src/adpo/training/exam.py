@@ -42,6 +42,7 @@ class Exam:
     temperature: float = 1.0
     batch: int = 64
     seed: int = 0
+    recorded: bool = False  # sampled by recorded steps
 
     def taken(self, model: Any) -> Taken:
         return self.greedy(model), self.sampled(model)
@@ -50,11 +51,11 @@ class Exam:
         return self.greedy(model).accuracy()
 
     def greedy(self, model: Any) -> Scored:
-        return self._scored(model, Sampling(self.max_new_tokens, batch=self.batch))
+        return self._scored(model, Sampling(self.max_new_tokens, batch=self.batch, recorded=self.recorded))
 
     def sampled(self, model: Any) -> Scored:
-        drawn = Sampling(self.max_new_tokens, self.temperature, self.samples, self.batch, self.seed)
-        return self._scored(model, drawn)
+        given = (self.max_new_tokens, self.temperature, self.samples, self.batch, self.seed, self.recorded)
+        return self._scored(model, Sampling(*given))
 
     def remembered(self, model: Any, path: Path) -> Taken:
         """As `taken`, kept on disk for a run that is resumed."""

@@ -5,12 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
-
-mpl.use("Agg")
 from matplotlib import pyplot as plt
 
-mpl.rcParams["svg.hashsalt"] = "adpo"  # the same figure gives the same file
+from adpo.experiments.pictures import save
 
 
 def draw(results: dict[str, Any], folder: Path) -> None:
@@ -42,11 +39,7 @@ def draw(results: dict[str, Any], folder: Path) -> None:
         axis.grid(alpha=0.3)
     left.legend(fontsize=8)
     figure.tight_layout()
-    for ending in ("svg", "png"):
-        figure.savefig(
-            folder / f"curves.{ending}", metadata={"Date": None} if ending == "svg" else {"Software": None}
-        )
-    plt.close(figure)
+    save(figure, folder, "curves")
 
 
 def _watched(results: dict[str, Any]) -> list[float]:

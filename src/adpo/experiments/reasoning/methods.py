@@ -16,7 +16,7 @@ class Method:
     name: str
     trainer: str  # adpo, grpo, dr_grpo, gspo: as in `adpo train`
     arguments: Settings
-    settings: tuple[Settings, ...]  # to choose from; the first where there is no time to choose
+    settings: tuple[Settings, ...]  # to choose from; rates are tried with the first
 
 
 KEEP = ("truncated", "keep")

@@ -126,7 +126,7 @@ class Preset:
     inner: int = 4
     mini_batches: int = 1  # at most, of a rollout; further steps are further passes over it
     compiled: bool = False  # layers and sampling: takes longer than it saves where a run is short
-    tuned: bool = False  # whether settings of the methods are chosen too, with the rates
+    tuned: bool = False  # settings of the methods are chosen at every rate, not at the best alone
     inners: tuple[int, ...] = ()
     wider: tuple[float, ...] = ()  # factors on each method's best rate
     controls: tuple[str, ...] = ()  # rewards that say nothing
@@ -136,6 +136,10 @@ class Preset:
     level: int = 2  # of the embedded model's arithmetic
     files: Files | None = None  # of other models
     warmed: float = 0.5  # share of the training problems that the start is taught instead
+
+    @property
+    def longest_in_exams(self) -> int:
+        return self.exam_longest or self.longest
 
     def described(self) -> dict[str, Any]:
         """What a trial depends on: results of more methods or seeds may join those that are there."""
@@ -153,6 +157,13 @@ class Preset:
             beyond = {max(tried[method]): rate * FURTHER, min(tried[method]): rate / FURTHER}
             if rate in beyond and len(tried[method]) > 1:
                 yield Trial("rates", method, float(f"{beyond[rate]:.2g}"), 0, self.short, self.inner, more=more)
+
+    def settings(self, best: dict[str, Choice]) -> Iterator[Trial]:
+        """Every method's other settings at its best rate, where they were not tried with all."""
+        for method, (rate, more) in best.items():
+            for other in METHODS[method].settings if not self.tuned else ():
+                if other != more:
+                    yield Trial("rates", method, rate, 0, self.short, self.inner, more=other)
 
     def reported(self, best: dict[str, Choice]) -> Iterator[Trial]:
         """Each method at its own best; other seeds than those that chose it. A seed of everyone at a time."""
@@ -225,7 +236,7 @@ PRESETS = {
     "gpu": Preset(
         start="smollm2",
         methods=("ADPO", "GRPO", "GSPO", "ADPO Plackett-Luce"),
-        rates=(3e-6, 1e-5, 3e-5, 1e-4),
+        rates=(1e-5, 3e-5, 1e-4, 3e-4),
         seeds=5,
         groups=32,
         members=8,

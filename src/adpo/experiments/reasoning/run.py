@@ -78,6 +78,8 @@ def reproduce(name: str, methods: Sequence[str] | None, seeds: int | None, order
     start, runs = work.begun(Cell("start", partial(_examined, place), preset.rollouts), preset.choosing())
     if not work.left:  # else a rate may be missing that is better
         runs += work.trials(preset.further(summary.chosen(runs), summary.tried(runs)))
+    if not work.left:
+        runs += work.trials(preset.settings(summary.chosen(runs)))
     best = summary.chosen(runs)
     if not work.left:
         runs += work.trials(preset.reported(best))

@@ -129,12 +129,17 @@ def arguments(trial: Trial, preset: Preset, folder: str) -> dict[str, Any]:
         "bf16": on_device,
         "use_cpu": not on_device,
         "compile_layers": preset.compiled and on_device,
-        "record_sampling": on_device and not preset.compiled,
+        "record_sampling": recorded(preset),
         "tokens_per_pass": TOKENS_PER_PASS,  # not by the memory that neighbours leave
         **TRAINERS[METHODS[trial.method].trainer],
         **dict(METHODS[trial.method].arguments),
         **dict(trial.more),
     }
+
+
+def recorded(preset: Preset) -> bool:
+    """Whether tokens are sampled by recorded steps: on a device, where compiling would take longer."""
+    return torch.accelerator.is_available() and not preset.compiled
 
 
 def _trained(trainer: Any) -> str | None:
@@ -150,8 +155,15 @@ def _trained(trainer: Any) -> str | None:
 
 
 def _exam(rows: list[Row], tokenizer: Any, correct: Correct, preset: Preset) -> Exam:
-    longest = preset.exam_longest or preset.longest
-    return Exam(rows, tokenizer, correct, longest, samples=preset.exam_samples, batch=preset.exam_batch)
+    return Exam(
+        rows,
+        tokenizer,
+        correct,
+        preset.longest_in_exams,
+        samples=preset.exam_samples,
+        batch=preset.exam_batch,
+        recorded=recorded(preset),
+    )
 
 
 def _taken(model: Any, sets: Sets, tokenizer: Any, correct: Correct, preset: Preset) -> dict[str, Taken]:
@@ -203,8 +215,7 @@ def _from_start(
     before, _ = start.load()
     sharpen(before, trial.sharpened)
     asked, said = [row["prompt"] for row in rows], [texts[0] for texts in sampled]
-    longest = preset.exam_longest or preset.longest
-    found = measures.distance(model.eval(), before.eval(), tokenizer, asked, said, longest)
+    found = measures.distance(model.eval(), before.eval(), tokenizer, asked, said, preset.longest_in_exams)
     if preset.start != "embedded":
         found["forgetting"] = measures.forgetting(model, tokenizer)
     return found
