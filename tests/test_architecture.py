@@ -72,7 +72,7 @@ MAY_IMPORT = {
     "bench": {"core", "lm", "bench", "__init__"},
     "extras": set(),
     "reproduce": {"experiments", "extras", "training"},
-    "report": {"report", "files"},
+    "report": {"report", "experiments", "files"},
     "cli": {
         "core",
         "experiments",
@@ -120,6 +120,7 @@ MAY_USE = {  # besides torch: few, named files
     "experiments/reasoning/figures.py": {"matplotlib"},
     "experiments/reasoning/run.py": {"rich"},
     "experiments/reasoning/starts.py": {"peft"},
+    "experiments/pictures.py": {"matplotlib"},
     "experiments/tables.py": {"rich"},
     "experiments/reasoning/warmup.py": {"peft"},
     "experiments/reasoning/trial.py": {"transformers"},

@@ -20,7 +20,6 @@ from typer.testing import CliRunner
 from adpo.cli import app
 from adpo.experiments.geometry import run as geometry
 from adpo.report import claims
-from adpo.report.experiments import grids_of
 from adpo.report.page import page, sections_of
 from adpo.report.server import HERE, server
 
@@ -79,7 +78,7 @@ def test_a_run_that_has_ended(going_on):
     assert section.state == "finished"
     assert section.facts["commit"] == "abc"
     assert section.figures["most likely answers, gain"] == "+40.0% [+30.0%, +50.0%]"
-    assert section.grids[0].rows == [["1+1", EVIL, "2", "2"]]
+    assert section.tables[0].rows == [["1+1", EVIL, "2", "2"]]
 
 
 def test_what_a_model_wrote_is_shown_and_not_run(going_on):
@@ -100,8 +99,8 @@ def test_an_experiment(drawn):
     (section,) = sections_of([drawn])
     assert section.state == "finished"
     assert {"commit", "torch"} <= section.facts.keys()
-    assert [grid.title for grid in section.grids][1:] == ["taxonomy", "geometry"]
-    assert section.grids[1].rows[0][0] == "SFT"  # a link is its text
+    assert [table.title for table in section.tables][1:] == ["taxonomy", "geometry"]
+    assert section.tables[1].rows[0][0] == "SFT"  # a link is its text
     assert [frame.label for frame in section.surfaces[0].frames] == ["0.25", "0.5", "1", "2", "4"]
     assert section.pictures["figure1"].startswith("data:image/svg+xml;base64,")
     assert section.claims[1].here == "its bottom is at (2, 1), the anchor at (0, 0)"
@@ -145,10 +144,15 @@ def test_a_job_without_results_yet(tmp_path):
     assert section.claims == []
 
 
-def test_tables_are_read_as_they_are_written():
-    (grid,) = grids_of("text\n\n### a | b\n\n| x | y |\n|---|---|\n|  | **2** |\n| 3 |  |\n\nmore\n")
-    assert grid.columns == ["x", "y"]
-    assert grid.rows == [["", "2"], ["3", ""]]
+def test_what_the_paper_says_of_the_bandits():
+    summary = {
+        "sampled": {
+            "trpo": {"a": [0.5, 0.1], "b": [0.1, 0.1], "all": [1, 0]},
+            "adpo": {"a": [0.4, 0], "b": [0.2, 0]},
+        }
+    }
+    (claim,) = claims.claims_of("bandits", {"summary": summary})
+    assert claim.here == "sampled WinMass is highest, of 2 scenarios: trpo in 1; adpo in 1"
 
 
 def typed(*arguments):
@@ -166,10 +170,15 @@ def test_mistakes(tmp_path, going_on):
     (tmp_path / "empty").mkdir()
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "results.json").write_text("{")
+    for name, content in (("other", "[1]"), ("less", '{"experiment": "geometry", "curvature": []}')):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "results.json").write_text(content)
     for arguments, said in (
         ([tmp_path / "nowhere"], "there is no such folder"),
         ([tmp_path / "empty"], "holds no results: expected a run of adpo train"),
         ([tmp_path / "broken"], "results.json cannot be read"),
+        ([tmp_path / "other"], "its results are not as adpo writes them (AttributeError"),
+        ([tmp_path / "less"], "its results are not as adpo writes them (ValueError"),
         ([going_on, "--out", tmp_path], "is a folder; expected a file"),
     ):
         done = typed(*arguments)

@@ -1,11 +1,14 @@
-"""Tables of results, on the terminal and as Markdown."""
+"""Tables of results: on the terminal, as Markdown, and read from it again."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from rich.table import Table
+
+_LINK = re.compile(r"\[(.*?)\]\([^)]*\)")
 
 
 class Lines(NamedTuple):
@@ -31,3 +34,23 @@ def markdown(tables: Iterable[Lines]) -> str:
         head = [f"### {title}", "", f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
         parts.append("\n".join([*head, *(f"| {' | '.join(row)} |" for row in rows), ""]))
     return "\n".join(parts)
+
+
+def read(text: str) -> list[Lines]:
+    """The tables of a Markdown file, with the headings above them; a link is its text.
+
+    >>> read("### one\\n\\n| a | b |\\n|---|---|\\n| 1 | [2](x 'y') |\\n")
+    [Lines(title='one', columns=['a', 'b'], rows=[['1', '2']])]
+    """
+    found: list[Lines] = []
+    title, rows = "", []
+    for line in [*text.splitlines(), ""]:
+        if line.startswith("#"):
+            title = line.lstrip("# ")
+        if line.startswith("|"):
+            inner = line.strip().removeprefix("|").removesuffix("|")
+            rows.append([_LINK.sub(r"\1", cell.strip()).replace("**", "") for cell in inner.split(" | ")])
+        elif rows:
+            found.append(Lines(title, rows[0], rows[2:]))
+            rows = []
+    return found

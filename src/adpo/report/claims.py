@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -41,6 +42,15 @@ def _diversity(results: dict[str, Any]) -> str:
     return "different answers in a group at the end: " + "; ".join(told) if told else NOT_HERE
 
 
+def _best_of_scenarios(results: dict[str, Any]) -> str:
+    """How often each method is first by its mean."""
+    table = results["summary"]["sampled"]
+    scenarios = [name for name in next(iter(table.values())) if name != "all"]
+    first = Counter(max(table, key=lambda method: table[method][name][0]) for name in scenarios)
+    told = "; ".join(f"{method} in {count}" for method, count in first.most_common())
+    return f"sampled WinMass is highest, of {len(scenarios)} scenarios: {told}"
+
+
 def _goals(results: dict[str, Any]) -> str:
     goals = results.get("goals", [])
     met = [goal for goal in goals if goal.get("met")]
@@ -68,6 +78,7 @@ def _bottom(results: dict[str, Any]) -> str:
 
 
 CLAIMS: dict[str, Sequence[tuple[str, Callable[[dict[str, Any]], str]]]] = {
+    "bandits": (("TRPO is best in 8 of 12 scenarios.", _best_of_scenarios),),
     "reasoning": (
         ("Peak reward in training 0.89 for ADPO, 0.75 for GSPO, 0.68 for GRPO, one run each.", _accuracies),
         ("ADPO does not collapse; the others fall behind their peak.", _collapses),

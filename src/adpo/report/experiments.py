@@ -7,14 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from adpo.experiments import tables
 from adpo.files import read_json
 from adpo.report.claims import claims_of
-from adpo.report.parts import Chart, Frame, Grid, Section, Series, Surface
+from adpo.report.parts import Chart, Frame, Section, Series, Surface
 
 RESULTS, JOB, TABLES = "results.json", "job.json", "tables.md"
 
 
-def is_experiment(folder: Path) -> bool:
+def recognised(folder: Path) -> bool:
     return (folder / RESULTS).is_file() or (folder / JOB).is_file()
 
 
@@ -32,7 +33,7 @@ def section(folder: Path) -> Section:
     if cells:
         made.figures["parts that have ended"] = str(cells)
     if (folder / TABLES).is_file():
-        made.grids = grids_of((folder / TABLES).read_text(encoding="utf-8"))
+        made.tables = tables.read((folder / TABLES).read_text(encoding="utf-8"))
     made.pictures = {
         picture.stem: "data:image/svg+xml;base64," + base64.b64encode(picture.read_bytes()).decode()
         for picture in sorted(folder.glob("*.svg"))
@@ -56,33 +57,6 @@ def _facts(results: dict[str, Any]) -> dict[str, str]:
         for key, value in origin.items():
             found.setdefault(key, set()).add(str(value))
     return {key: ", ".join(sorted(values)) for key, values in found.items()}
-
-
-def grids_of(text: str) -> list[Grid]:
-    """The tables of a Markdown file, with the headings above them.
-
-    >>> grids_of("### one\\n\\n| a | b |\\n|---|---|\\n| 1 | [2](x 'y') |\\n")
-    [Grid(title='one', columns=['a', 'b'], rows=[['1', '2']])]
-    """
-    found: list[Grid] = []
-    title, rows = "", []
-    for line in [*text.splitlines(), ""]:
-        if line.startswith("#"):
-            title = line.lstrip("# ")
-        if line.startswith("|"):
-            rows.append([_plain(cell.strip()) for cell in line.strip("|").split(" | ")])
-        elif rows:
-            found.append(Grid(title, rows[0], rows[2:]))
-            rows = []
-    return found
-
-
-def _plain(cell: str) -> str:
-    """A link is its text."""
-    cell = cell.strip().removeprefix("| ").strip("|").strip()
-    if cell.startswith("[") and "](" in cell:
-        return cell[1 : cell.index("](")]
-    return cell.replace("**", "")
 
 
 def _bowls(results: dict[str, Any]) -> Surface:

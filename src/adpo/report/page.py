@@ -25,15 +25,17 @@ def sections_of(folders: Sequence[Path]) -> list[Section]:
     for folder in folders:
         if not folder.is_dir():
             raise ValueError(f"{folder}: there is no such folder")
-        if training.is_run(folder):
-            found.append(training.section(folder))
-        elif experiments.is_experiment(folder):
-            found.append(experiments.section(folder))
-        else:
+        kinds = [kind.section for kind in (training, experiments) if kind.recognised(folder)]
+        if not kinds:
             raise ValueError(
                 f"{folder} holds no results: expected a run of adpo train or adpo prefer (settings.json), "
                 "or of adpo reproduce (results.json)"
             )
+        try:
+            found.append(kinds[0](folder))
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            told = f"{type(error).__name__}: {error}"
+            raise ValueError(f"{folder}: its results are not as adpo writes them ({told})") from None
     return found
 
 

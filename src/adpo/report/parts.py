@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from adpo.experiments.tables import Lines
+
 
 class Series(NamedTuple):
     """A line of a chart."""
@@ -67,14 +69,6 @@ class Claim(NamedTuple):
     here: str
 
 
-class Grid(NamedTuple):
-    """A table."""
-
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-
 @dataclass
 class Section:
     """The results of one folder."""
@@ -85,7 +79,7 @@ class Section:
     figures: dict[str, str] = field(default_factory=dict)  # the few numbers that matter
     charts: list[Chart] = field(default_factory=list)
     surfaces: list[Surface] = field(default_factory=list)
-    grids: list[Grid] = field(default_factory=list)
+    tables: list[Lines] = field(default_factory=list)
     claims: list[Claim] = field(default_factory=list)
     groups: list[Group] = field(default_factory=list)
     pictures: dict[str, str] = field(default_factory=dict)  # name to data address

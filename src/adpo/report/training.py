@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from adpo.experiments.tables import Lines
 from adpo.files import read_json
-from adpo.report.parts import Chart, Grid, Group, Member, Section, Series
+from adpo.report.parts import Chart, Group, Member, Section, Series
 
 METRICS, SETTINGS, SUMMARY, SAMPLES = "metrics.jsonl", "settings.json", "summary.json", "samples.jsonl"
 CHARTS = {
@@ -39,7 +40,7 @@ FACTS = (
 MOST_GROUPS = 12
 
 
-def is_run(folder: Path) -> bool:
+def recognised(folder: Path) -> bool:
     return (folder / SETTINGS).is_file()
 
 
@@ -60,7 +61,7 @@ def section(folder: Path) -> Section:
     if summary.get("samples"):
         columns = ("problem", "before", "after", "answer")
         rows = [[str(each.get(name, "")) for name in columns] for each in summary["samples"]]
-        made.grids.append(Grid("held-out problems, most likely answers", columns, rows))
+        made.tables.append(Lines("held-out problems, most likely answers", columns, rows))
     if not logs:
         made.notes.append("nothing has been logged yet")
     return made

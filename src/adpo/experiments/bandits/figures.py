@@ -5,26 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
-
-mpl.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from adpo.experiments.bandits.jobs import SENSITIVITY
 from adpo.experiments.bandits.studies import COLLAPSED
 from adpo.experiments.bandits.summary import Records, final_values, methods_in, scenarios_in
+from adpo.experiments.pictures import save
 from adpo.experiments.statistics import Interval, interval
-
-mpl.rcParams["svg.hashsalt"] = "adpo"  # the same figure gives the same file
-
-
-def save(figure: Figure, folder: Path, name: str) -> None:
-    for ending in ("svg", "png"):
-        metadata = {"Date": None} if ending == "svg" else {"Software": None}
-        figure.savefig(folder / f"{name}.{ending}", dpi=150, bbox_inches="tight", metadata=metadata)
-    plt.close(figure)
 
 
 def robustness(summary: dict[str, Any], folder: Path) -> None:
@@ -45,7 +33,7 @@ def robustness(summary: dict[str, Any], folder: Path) -> None:
         row[0].set_ylabel(f"WinMass, {metric}")
     figure.legend(*axes[0][0].get_legend_handles_labels(), ncols=6, fontsize=8, loc="lower center")
     figure.tight_layout(rect=(0, 0.07, 1, 1))
-    save(figure, folder, "robustness")
+    save(figure, folder, "robustness", bbox_inches="tight")
 
 
 def _style(method: str) -> dict[str, Any]:
@@ -71,7 +59,7 @@ def capacity(results: dict[int, Records], folder: Path) -> None:
         axis.set_title(scenario)
     axes[0][0].set_ylabel("WinMass, sampled")
     axes[0][-1].legend(fontsize=7, bbox_to_anchor=(1.02, 1), loc="upper left")
-    save(figure, folder, "capacity")
+    save(figure, folder, "capacity", bbox_inches="tight")
 
 
 def popular(results: dict[str, Records], folder: Path) -> None:
@@ -92,7 +80,7 @@ def popular(results: dict[str, Records], folder: Path) -> None:
             axis.set_title(title)
     axes[0][-1].legend(fontsize=7)
     figure.tight_layout()
-    save(figure, folder, "popular")
+    save(figure, folder, "popular", bbox_inches="tight")
 
 
 def divergences(records: Records, folder: Path) -> None:
@@ -115,7 +103,7 @@ def divergences(records: Records, folder: Path) -> None:
         )
     axes[0].legend(fontsize=7)
     axes[2].set_ylim(-0.05, 1.05)
-    save(figure, folder, "divergences")
+    save(figure, folder, "divergences", bbox_inches="tight")
 
 
 def variance(results: dict[str, Records], folder: Path) -> None:
@@ -129,7 +117,7 @@ def variance(results: dict[str, Records], folder: Path) -> None:
     axis.set_yscale("log")
     axis.set_ylabel("noise / signal")
     axis.legend()
-    save(figure, folder, "variance")
+    save(figure, folder, "variance", bbox_inches="tight")
 
 
 def _points(
@@ -163,7 +151,7 @@ def sensitivity(records: Records, folder: Path) -> None:
         axis.set_ylabel("tau")
         axis.set_title(f"WinMass, {metric}")
         figure.colorbar(image, ax=axis)
-    save(figure, folder, "sensitivity")
+    save(figure, folder, "sensitivity", bbox_inches="tight")
 
 
 def _mean(records: Records, tau: float, beta: float, metric: str) -> float:

@@ -5,12 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
-
-mpl.use("Agg")
 from matplotlib import pyplot as plt
 
-mpl.rcParams["svg.hashsalt"] = "adpo"  # the same figure gives the same file
+from adpo.experiments.pictures import save
 
 STUDIES = {
     "states": "states of the teacher",
@@ -51,7 +48,4 @@ def _study(rows: list[dict[str, Any]], label: str, path: Path) -> None:
     axes[1, 0].set_ylabel("KL(teacher, student)")
     axes[0, -1].legend(fontsize=7)
     figure.tight_layout()
-    for ending in ("svg", "png"):
-        metadata = {"Date": None} if ending == "svg" else {"Software": None}
-        figure.savefig(path.with_suffix(f".{ending}"), dpi=150, metadata=metadata)
-    plt.close(figure)
+    save(figure, path.parent, path.name)

@@ -5,12 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
-
-mpl.use("Agg")
 from matplotlib import pyplot as plt
 
-mpl.rcParams["svg.hashsalt"] = "adpo"  # the same figure gives the same file
+from adpo.experiments.pictures import save
 
 
 def draw(results: dict[str, Any], folder: Path) -> None:
@@ -29,7 +26,4 @@ def draw(results: dict[str, Any], folder: Path) -> None:
         axis.tick_params(labelsize=7)
     axes[-1, 0].set_xlabel("updates, times TRL GRPO with its defaults")
     figure.tight_layout()
-    for ending in ("svg", "png"):
-        metadata = {"Date": None} if ending == "svg" else {"Software": None}
-        figure.savefig(folder / f"updates.{ending}", dpi=150, metadata=metadata)
-    plt.close(figure)
+    save(figure, folder, "updates")

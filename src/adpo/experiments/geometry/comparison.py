@@ -56,6 +56,8 @@ ANCHORED = {
     "fixed": f"{ANCHORS}::test_fixed_is_another_module_and_never_moves",
     "any": EQUATION,
 }
+TAU = "tests/laws/test_objective_laws.py::test_a_temperature_per_group_equals_groups_on_their_own"
+TEMPERATURES = {"dpo": f"{PRESETS}::test_dpo_defaults_to_beta_a_tenth", "soft_dpo": f"{PRESETS}::test_soft_dpo"}
 DIVERGENCE = f"{DIVERGENCES}::test_kullback_leibler_both_ways"
 
 
@@ -70,7 +72,7 @@ def taxonomy() -> list[list[Shown]]:
                 Shown(row.anchor, ANCHORED[row.anchor]),
                 Shown(str(objective.target), QUALITIES[str(objective.target).split("(")[0]]),
                 Shown(str(objective.divergence), DIVERGENCE),
-                Shown(f"{objective.tau:g}", f"{PAPER}::test_the_closed_form_optimum"),
+                Shown(f"{objective.tau:g}", TEMPERATURES.get(name, TAU)),
             ]
         )
     return lines
@@ -80,7 +82,7 @@ GEOMETRY: list[list[Shown]] = [
     [
         Shown("KD", f"{PRESETS}::test_kd_over_the_full_support"),
         Shown("log-probabilities, from zero", f"{ANCHORS}::test_zero_has_no_log_probabilities"),
-        Shown("the teacher", f"{PAPER}::test_with_the_zero_anchor_the_boltzmann_target_is_the_m_projection"),
+        Shown("the teacher", f"{DIVERGENCES}::test_every_divergence_is_zero_at_the_target_and_positive_elsewhere"),
         Shown("Fisher matrix of softmax", f"{PAPER}::test_forward_kl_is_locally_the_fisher_quadratic_form"),
         Shown("none", f"{ANCHORS}::test_zero_has_no_log_probabilities"),
     ],

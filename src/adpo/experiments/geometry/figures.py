@@ -5,14 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
-
-mpl.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-mpl.rcParams["svg.hashsalt"] = "adpo"  # the same figure gives the same file
+from adpo.experiments.pictures import save
+
 HEIGHT = 3**0.5 / 2
 
 
@@ -26,10 +24,7 @@ def draw(results: dict[str, Any], folder: Path) -> None:
     }.items():
         figure = make(results)
         figure.tight_layout()
-        for ending in ("svg", "png"):
-            metadata = {"Date": None} if ending == "svg" else {"Software": None}
-            figure.savefig(folder / f"{name}.{ending}", dpi=150, metadata=metadata)
-        plt.close(figure)
+        save(figure, folder, name)
 
 
 def _three_panels(results: dict[str, Any]) -> Figure:
