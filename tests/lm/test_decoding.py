@@ -42,9 +42,14 @@ def prompts(rows, width, seed=0):
     return torch.where(mask.bool(), ids, PAD), mask
 
 
-def generated(of, ids, mask, tokens):
+def generated(of, ids, mask, tokens, ends=END):
     found = of.generate(
-        input_ids=ids, attention_mask=mask, max_new_tokens=tokens, do_sample=False, pad_token_id=PAD
+        input_ids=ids,
+        attention_mask=mask,
+        max_new_tokens=tokens,
+        do_sample=False,
+        pad_token_id=PAD,
+        eos_token_id=ends,
     )
     return found[:, ids.shape[1] :]
 
@@ -74,6 +79,22 @@ def test_rows_end_one_by_one_and_all_of_them_end_early():
         end = next(at for at, token in enumerate(plain.tolist()) if token in ends)
         assert torch.equal(row[: end + 1], plain[: end + 1])
         assert (row[end + 1 :] == PAD).all()
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_few_rows_that_are_left_go_on_among_themselves(attention):
+    """To the same end: of 256 rows to 64, and to 16."""
+    of, ends = model(attention=attention, seed=1), [END, END + 1]
+    decoder = Decoder(of, 256, 5, 64, 0.0, ends, PAD)
+    for seed in range(2):
+        ids, mask = prompts(256, 5, seed)
+        said = generated(of, ids, mask, 64, ends)
+        found = decoder(ids, mask)
+        assert torch.equal(found[:, : said.shape[1]], said)
+        assert (found[:, said.shape[1] :] == PAD).all()
+    assert decoder.fewer.rows == 64
+    assert decoder.fewer.fewer.rows == 16
+    assert decoder.fewer.fewer.fewer is None  # too few to be worth a decoder of their own
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])

@@ -1,9 +1,10 @@
 """Attention over packed sequences, for the models of transformers.
 
 Their attention functions are registered by name, and what a model is called with reaches them. Importing this
-module teaches the one named ``sdpa`` the word ``plan``: with it, sequences are packed; without it, it is what it
-was. (A name of its own would have to be put in the model's configuration and taken out again, and the passes that
-gradient checkpointing makes anew come later.)
+module teaches the one named ``sdpa`` the word ``plan``: with it, sequences are packed; and the word ``one_query``:
+with it, every row has one token that attends to a cache. Without them, it is what it was. (A name of its own would
+have to be put in the model's configuration and taken out again, and the passes that gradient checkpointing makes
+anew come later.)
 
 What computes it is in `adpo.lm.attention_kernels`, and named in the plan.
 """
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -23,12 +25,26 @@ from adpo.lm.packing import Plan
 _plain = ALL_ATTENTION_FUNCTIONS["sdpa"]
 
 
-def attention(module: Any, *states: Any, plan: Plan | None = None, **options: Any) -> tuple[Tensor, Tensor | None]:
+def attention(
+    module: Any, *states: Any, plan: Plan | None = None, one_query: bool = False, **options: Any
+) -> tuple[Tensor, Tensor | None]:
     """As transformers calls it: queries, keys, values, mask."""
+    if one_query:
+        query, key, value, mask = states
+        return one_query_attention(query, key, value, mask, options.get("scaling")), None
     if plan is None:
         found: tuple[Tensor, Tensor | None] = _plain(module, *states, **options)
         return found
     return packed_attention(module, *states[:3], plan=plan, **options), None
+
+
+def one_query_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None) -> Tensor:
+    """Heads that share keys become queries of one head: what is cached is not copied for each of them."""
+    rows, heads, _, width = query.shape
+    together = query.view(rows, key.shape[1], -1, width)
+    mask = mask if mask.dtype == torch.bool else mask.to(query.dtype)
+    found = scaled_dot_product_attention(together, key, value, attn_mask=mask, scale=scaling)
+    return found.reshape(rows, 1, heads, width)
 
 
 def packed_attention(

@@ -1,19 +1,23 @@
 """Sampling over a cache of fixed size, a token at a time, by a step that is recorded once and replayed.
 
 A token takes hundreds of small kernels, and starting them takes longer than they run. On a GPU the step is
-recorded as a graph: in a second, without a compiler. Elsewhere it is taken as it is. What is sampled has the
-distribution that `generate` of transformers samples from: softmax of the logits over the temperature.
+recorded as a graph: in a second, without a compiler. Elsewhere it is taken as it is. When few rows are left that
+have not ended, they go on among themselves. What is sampled has the distribution that `generate` of transformers
+samples from: softmax of the logits over the temperature.
 """
 
 from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+
+import adpo.lm.attention  # noqa: F401  (it teaches sdpa the word one_query)
 
 log = logging.getLogger("adpo")
 PADDED_TO = 64
@@ -30,7 +34,9 @@ PLAIN = {
 }
 """Settings of a model's own sampling that change its distribution, and values with which they do not."""
 LOOKS = 16
-"""Steps between looks whether all rows have ended: a look waits for the device."""
+"""Steps between looks which rows have ended: a look waits for the device."""
+FEWER, FEWEST = 4, 16
+"""When one row of so many is left, the rest is dropped; but not where so few rows would be left."""
 
 
 def why_not_decoded(model: Any) -> str | None:
@@ -91,6 +97,14 @@ class FixedCache:
             kept.index_copy_(2, self.slots, new.to(kept.dtype))
         return self.layers[layer_idx]
 
+    def take(self, other: FixedCache, rows: Tensor) -> None:
+        """Some rows of another cache of the same length."""
+        for number, theirs in other.layers.items():
+            if number not in self.layers:
+                self.layers[number] = self._empty(theirs[0][rows]), self._empty(theirs[1][rows])
+            for mine, their in zip(self.layers[number], theirs, strict=True):
+                torch.index_select(their, 0, rows, out=mine)
+
     def get_seq_length(self, *_: Any) -> int:
         """Positions and masks are given: nobody has to count."""
         return 0
@@ -127,6 +141,7 @@ class Decoder:
         self.said = torch.full((rows, completion), pad, dtype=torch.long, device=device)
         self.recorded = device.type == "cuda"
         self.graph: Any = None
+        self.fewer: Decoder | None = None  # for the rows that are left when most have ended
 
     @torch.no_grad()
     def __call__(self, ids: Tensor, mask: Tensor) -> Tensor:
@@ -137,15 +152,53 @@ class Decoder:
         self.model.eval()
         try:
             if self.graph is None and self.recorded:
-                self._try_to_record(ids, mask)
+                self._try_to_record(partial(self._read, ids, mask))
             self._read(ids, mask)
-            for taken in range(1, self.completion):
-                if taken % LOOKS == 0 and bool(self.ended.all()):
-                    return self.said[:, :taken].clone()
-                self._replay()
-            return self.said.clone()
+            return self.said[:, : self._go_on(1)].clone()
         finally:
             self.model.train(training)
+
+    def _go_on(self, taken: int) -> int:
+        """Until every row has ended; how many tokens the longest has."""
+        while taken < self.completion:
+            if taken % LOOKS == 0:
+                going_on = self.rows - int(self.ended.sum())
+                if going_on == 0:
+                    return taken
+                if going_on <= self.rows // FEWER and self.rows // FEWER >= FEWEST:
+                    return self._among_fewer(taken)
+            self._replay()
+            taken += 1
+        return taken
+
+    def _among_fewer(self, taken: int) -> int:
+        """The rows that go on, in a decoder of their own; some that have ended make up the number."""
+        if self.fewer is None:
+            self.fewer = Decoder(
+                self.model,
+                self.rows // FEWER,
+                self.prompt,
+                self.completion,
+                self.temperature,
+                self.ends.tolist(),
+                self.pad,
+            )
+            self.fewer.recorded = self.recorded
+        kept = self.ended.to(torch.uint8).argsort(stable=True)[: self.fewer.rows]
+        take = partial(self.fewer._take, self, kept)
+        if self.fewer.graph is None and self.fewer.recorded:
+            self.fewer._try_to_record(take)
+        take()
+        taken = self.fewer._go_on(taken)
+        self.said[kept] = self.fewer.said
+        return taken
+
+    def _take(self, other: Decoder, kept: Tensor) -> None:
+        """These rows of another decoder, as far as they have come."""
+        for name in ("seen", "token", "position", "ended", "said"):
+            getattr(self, name).copy_(getattr(other, name)[kept])
+        self.slot.copy_(other.slot)
+        self.cache.take(other.cache, kept)
 
     def _read(self, ids: Tensor, mask: Tensor) -> None:
         """The prompts, and the first token of each completion."""
@@ -178,16 +231,18 @@ class Decoder:
         self._say(logits, self.slot - self.prompt)
 
     def _logits(self, ids: Tensor, positions: Tensor, seen: Tensor) -> Tensor:
-        if self.model.config.get_text_config()._attn_implementation == "eager":
-            dtype = next(self.model.parameters()).dtype
-            seen = torch.zeros_like(seen, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
+        dtype = next(self.model.parameters()).dtype
+        added = torch.zeros_like(seen, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
+        eager = self.model.config.get_text_config()._attn_implementation == "eager"
+        more = {"one_query": True} if ids.shape[1] == 1 and not eager else {}
         found: Tensor = self.model(
             input_ids=ids,
-            attention_mask=seen,
+            attention_mask=added,
             position_ids=positions,
             past_key_values=self.cache,
             use_cache=True,
             logits_to_keep=1,
+            **more,
         ).logits
         return found[:, -1].float()
 
@@ -206,16 +261,16 @@ class Decoder:
         else:
             self.graph.replay()
 
-    def _try_to_record(self, ids: Tensor, mask: Tensor) -> None:
+    def _try_to_record(self, begin: Callable[[], None]) -> None:
         try:
-            self._record(ids, mask)
+            self._record(begin)
         except RuntimeError as error:  # a model that asks the device for numbers while it computes
             self.recorded = False
             log.warning("steps are not recorded: %s", " ".join(str(error).split())[:200])
 
-    def _record(self, ids: Tensor, mask: Tensor) -> None:
+    def _record(self, begin: Callable[[], None]) -> None:
         """Steps before, on a stream of their own, settle what kernels prepare when they are first used."""
-        self._read(ids, mask)
+        begin()
         aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
@@ -223,7 +278,7 @@ class Decoder:
                 self._step()
         torch.cuda.current_stream().wait_stream(aside)
         if self.completion > 1:
-            self._read(ids, mask)
+            begin()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
                 self._step()
