@@ -71,12 +71,13 @@ def test_recorded_samples_differ_and_follow_the_seed():
 
 def test_few_rows_that_are_left_go_on_among_themselves():
     of = model()
-    ends = list(range(1, WORDS, 24))  # a row ends after some two dozen tokens
+    ids, mask = prompts(256, 16)
+    said = Decoder(of, 256, 16, 96, 0.0, [], PAD)(ids, mask)
+    ends = said[:240, 12].unique().tolist()  # most rows have said one of these by their thirteenth token
     recorded, plain = (Decoder(of, 256, 16, 96, 0.0, ends, PAD) for _ in range(2))
     plain.recorded = False
-    for seed in range(3):
-        batch = prompts(256, 16, seed)
-        assert torch.equal(recorded(*batch), plain(*batch))
+    for _ in range(2):
+        assert torch.equal(recorded(ids, mask), plain(ids, mask))
     assert recorded.fewer.graph is not None
     assert plain.fewer.graph is None
 

@@ -95,6 +95,7 @@ def outcome(out):
         "state": json.loads((last / "adpo.json").read_text()),
         "metrics": [{k: v for k, v in entry.items() if k not in TIMES} for entry in metrics],
         "summary": {name: summary[name] for name in kept if name in summary},
+        "shown": (out / "samples.jsonl").read_text() if (out / "samples.jsonl").exists() else "",
     }
 
 

@@ -92,6 +92,13 @@ def test_a_run_ends_with_figures_answers_checkpoint_and_summary(train, model):
     assert [m["step"] for m in found if "dev/accuracy" in m] == [2, 4]
     assert all(math.isfinite(m["outcomes/wrong"]) for m in found if "reward" in m)
     assert list((out / "runs").rglob("events.*"))  # TensorBoard
+    shown = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
+    assert [group["step"] for group in shown] == [2, 2, 4, 4]
+    for group in shown:
+        assert any(sign in group["prompt"] for sign in "+-*")
+        of_best = max(group["members"], key=lambda member: member["reward"])["c"]
+        assert abs(sum(member["c"] for member in group["members"])) < 1e-6  # a shift of all changes nothing
+        assert of_best == min(member["c"] for member in group["members"])  # what is rewarded most is raised most
 
 
 def test_the_bar_knows_how_many_steps_there_will_be(train, monkeypatch):

@@ -159,6 +159,9 @@ def _by_steps(
         chosen = torch.arange(start, start + rows) % len(prompts)
         said = decoder(ids[chosen], mask[chosen])[: len(prompts) - start]
         texts += tokenizer.batch_decode(said, skip_special_tokens=True)
+    del decoder  # its cache is large, and a process may share the device with others
+    if model.device.type == "cuda":
+        torch.cuda.empty_cache()
     return texts
 
 

@@ -1,4 +1,4 @@
-"""Watching a run: metrics as JSON lines, held-out accuracy on the way, the best checkpoint kept."""
+"""Watching a run: metrics and samples as JSON lines, held-out accuracy on the way, the best checkpoint kept."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from adpo.lm.evaluate import Estimate
 from adpo.training.display import Display
 
 log = logging.getLogger("adpo")
-METRICS = "metrics.jsonl"
+METRICS, SAMPLES = "metrics.jsonl", "samples.jsonl"
 BEST = "best"
 SHOWN = {
     "reward": "reward",
@@ -58,23 +58,27 @@ class Watch(TrainerCallback):  # type: ignore[misc]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
         """A run that goes on from a checkpoint forgets what was logged after it."""
-        path = self.folder / METRICS
-        if state.is_world_process_zero and path.exists():
-            noted = self.trainer.notes.get("metrics_bytes", 0) if state.global_step else 0
-            os.truncate(path, min(noted, path.stat().st_size))
+        for name in (METRICS, SAMPLES) if state.is_world_process_zero else ():
+            path = self.folder / name
+            if path.exists():
+                noted = self.trainer.notes.get(_bytes(name), 0) if state.global_step else 0
+                os.truncate(path, min(noted, path.stat().st_size))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:  # noqa: ARG002
         if not state.is_world_process_zero:
             return
-        with (self.folder / METRICS).open("a", encoding="utf-8") as lines:
-            lines.write(json.dumps({"step": state.global_step, **(logs or {})}) + "\n")
-            lines.flush()
-            os.fsync(lines.fileno())
-            self.trainer.notes["metrics_bytes"] = lines.tell()
+        self._append(METRICS, {"step": state.global_step, **(logs or {})})
         self._figures.update({name: logs[key] for key, name in SHOWN.items() if key in (logs or {})})
         if not self._figures.get("refused"):
             self._figures["refused"] = None
         self.display.at(state.global_step, self._figures)
+
+    def _append(self, name: str, line: dict[str, Any]) -> None:
+        with (self.folder / name).open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps(line) + "\n")
+            lines.flush()
+            os.fsync(lines.fileno())
+            self.trainer.notes[_bytes(name)] = lines.tell()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
         self.display.at(state.global_step, self._figures)
@@ -87,6 +91,9 @@ class Watch(TrainerCallback):  # type: ignore[misc]
 
     def look(self, state: Any) -> None:
         """Every process takes part; the main one keeps what is best."""
+        if state.is_world_process_zero and hasattr(self.trainer, "sample_groups"):
+            for group in self.trainer.sample_groups():
+                self._append(SAMPLES, {"step": state.global_step, **group})
         if self.examine is None:
             return
         model = self.trainer.accelerator.unwrap_model(self.trainer.model)
@@ -104,6 +111,11 @@ class Watch(TrainerCallback):  # type: ignore[misc]
                 return
             note = {"accuracy": accuracy, "step": state.global_step}
             save(model, self.trainer.processing_class, self.folder / BEST, note)
+
+
+def _bytes(name: str) -> str:
+    """The note of a checkpoint on how long a file was."""
+    return f"{Path(name).stem}_bytes"
 
 
 def save(model: Any, tokenizer: Any, folder: Path, note: dict[str, Any] | None = None) -> None:

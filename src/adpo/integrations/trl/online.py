@@ -25,6 +25,7 @@ from adpo.integrations.passes import ByIndex, Passes, one_thread
 from adpo.integrations.trl.anchoring import Anchored
 from adpo.integrations.trl.config import ADPOConfig
 from adpo.integrations.trl.rows import Rows, kept, trimmed
+from adpo.integrations.trl.samples import Seen
 from adpo.lm.completions import answer_of
 from adpo.lm.passes import whole_groups
 
@@ -65,12 +66,17 @@ class ADPOTrainer(Anchored):
         self.add_callback(_AfterStep(self))
         self._micro_batches_left = 0
         self._tallies: dict[str, Tensor] = {}  # sum and count of what micro-batches report
+        self._seen: Seen | None = None
 
     def train(self, *arguments: Any, **options: Any) -> Any:
         """As in TRL; a run of refused steps ends in `TrainingStoppedError`."""
         result = super().train(*arguments, **options)
         self.step_guard.complain()
         return result
+
+    def sample_groups(self, most: int = 2) -> list[dict[str, Any]]:
+        """Some groups of the latest step: ``prompt``, and ``members`` with ``text``, ``reward`` and ``c``."""
+        return [] if self._seen is None else self._seen.groups(self._tokenizer, most)
 
     def _prepare_inputs(self, generation_batch: Any) -> Rows:
         """As TRL: sample when due, and cut into micro-batches. The last one of a step is given the whole step."""
@@ -102,6 +108,7 @@ class ADPOTrainer(Anchored):
 
     def _trained(self, model: nn.Module, rows: Rows) -> float:
         """Forward and backward passes of a step's rows; the loss."""
+        self._seen = None
         share = len(self._window) / self.current_gradient_accumulation_steps
         member, gather = rows["member"], self.accelerator.gather
         present = gather(torch.where(member, rows["groups"], -1))
@@ -193,6 +200,7 @@ class ADPOTrainer(Anchored):
     # What is told, and what a checkpoint keeps.
 
     def _tell(self, rows: Rows, places: Tensor, found: exact.GroupGradient) -> None:
+        self._seen = Seen(rows, places, found.coefficients)
         everyone = len(rows["member"])
         shares = torch.tensor([1 - found.rows_trained / everyone, found.rows_scored / everyone])
         left_out, scored = self.accelerator.reduce(shares.to(places.device), reduction="mean").tolist()
