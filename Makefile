@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test test-verl check unit format bench dist clean
+.PHONY: run test test-verl check unit docs format bench dist clean
 
 run: .venv/.ready  ## environment + training of the embedded model: minutes
 	$(BIN)/adpo train
@@ -19,6 +19,9 @@ check: .venv/.ready
 
 unit: .venv/.ready
 	$(BIN)/pytest -n 2 -m "not slow and not gpu"
+
+docs: .venv/.ready  ## the documentation as a site in build/docs; a warning is an error
+	$(BIN)/sphinx-build -q -W --keep-going -b html docs build/docs
 
 format: .venv/.ready
 	$(BIN)/ruff check --fix .

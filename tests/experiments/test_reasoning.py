@@ -304,6 +304,11 @@ def test_the_command_compares_methods(tmp_path, monkeypatch):
         )
     assert {row["study"] for row in results["rows"]} == {"rates", "seeds"}
     assert {line["exam"] for line in results["against"]} == {"arithmetic", "watched"}
+    listed = json.loads((out / "runs.json").read_text())
+    assert [line["arithmetic"]["greedy"] for line in listed["runs"] if line["study"] == "seeds"] == [
+        found["exams"]["arithmetic"]["greedy"] for found in results["runs"] if found["exams"]
+    ]
+    assert "right" not in listed["start"]["arithmetic"]
     assert (out / "curves.svg").exists()
     assert "each method at its own best learning rate" in done.output
     monkeypatch.setattr(trial, "carried_out", lambda *_: 1 / 0)

@@ -1,7 +1,7 @@
 """Plackett-Luce: a ranking as a race for the first place, then for the second, and so on.
 
 Candidates with equal reward form a stratum. With strata ``D_1 > D_2 > ...`` and the risk set
-``R_j = D_j + D_{j+1} + ...`` (everyone not yet placed), stratum j has d = |D_j| stages, l = 0 ... d - 1:
+``R_j = D_j + D_{j+1} + ...`` (everyone not yet placed), stratum j has ``d = |D_j|`` stages, l = 0 ... d - 1:
 
     q = uniform over D_j      against      softmax(u + log w) over R_j
     w_i = 1 - l/d  on D_j,  1 elsewhere    (Efron)
@@ -48,7 +48,7 @@ class Strata(NamedTuple):
 
     @property
     def at_risk(self) -> Tensor:
-        """|R_j|: masked candidates stand in front, so all places from ``start`` on are real."""
+        """``|R_j|``: masked candidates stand in front, so all places from ``start`` on are real."""
         return (self.start.shape[1] - self.start).to(torch.float64)
 
     def turn(self) -> Tensor:

@@ -62,7 +62,7 @@ def _sets(place: Place) -> Sets:
 
 
 def reproduce(name: str, methods: Sequence[str] | None, seeds: int | None, order: Order) -> dict[str, Any]:
-    """Run what is missing; write ``results.json``, ``tables.md`` and figures."""
+    """Run what is missing; write results, all and as a line for each run, tables and figures."""
     quiet()
     preset = _chosen(name, methods, seeds)
     place = Place(preset, _start(preset, order).unpacked(), order.data)
@@ -96,6 +96,7 @@ def reproduce(name: str, methods: Sequence[str] | None, seeds: int | None, order
         "not_yet": work.left,
     }
     write_json(order.out / "results.json", results)
+    write_json(order.out / "runs.json", summary.listed(results))
     (order.out / "tables.md").write_text(markdown(tables(results)))
     draw(results, order.out)
     return results

@@ -63,6 +63,23 @@ def collapsed(run: dict[str, Any], start: dict[str, Any]) -> bool:
     return run["stopped"] is not None or ended < began or last < peak / 2
 
 
+def listed(results: dict[str, Any]) -> dict[str, Any]:
+    """The results without curves and single problems: a line for each run."""
+    runs = []
+    for run in results["runs"]:
+        line = {name: run["trial"][name] for name in (*KEYS, "seed")}
+        line |= {"collapsed": collapsed(run, results["start"]), "stopped": run["stopped"]}
+        line["watched"] = run["curve"][-1][1] if run["curve"] else None
+        for exam, found in run["exams"].items():
+            line[exam] = {name: value for name, value in found.items() if not name.startswith("right")}
+        runs.append(line)
+    kept = ("preset", "provenance", "start_digest", "best", "against", "not_yet")
+    start = {name: value for name, value in results["start"].items() if name != "exams"}
+    for exam, found in results["start"]["exams"].items():
+        start[exam] = {name: value for name, value in found.items() if not name.startswith("right")}
+    return {**{name: results[name] for name in kept}, "start": start, "runs": runs}
+
+
 def rows_of(runs: Sequence[dict[str, Any]], start: dict[str, Any]) -> list[dict[str, Any]]:
     """One line for each method and what a study changes, over its seeds."""
     together: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
