@@ -151,6 +151,39 @@ def evaluate(
     command.evaluate(checkpoint, before, context.args, samples, temperature, max_new_tokens, out, seed)
 
 
+class Tuned(StrEnum):
+    """Jobs whose settings can be chosen by trying them out."""
+
+    train = "train"
+    prefer = "prefer"
+
+
+@app.command(context_settings=ANY_KEY)
+def tune(
+    context: typer.Context,
+    job: Annotated[Tuned, typer.Argument(help="What is run for every trial.")],
+    trials: Annotated[int, typer.Option(min=1, help="Settings to try, earlier ones of --out included.")] = 20,
+    ranges: Annotated[
+        list[str] | None, typer.Option("--range", help="name=low:high, once more or instead; may be repeated.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder of the study.")] = Path("runs/tune"),
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the study in --out.")] = False,
+    seed: Seed = 0,
+) -> None:
+    """Choose tau, beta, the schedule's weights and the learning rate of a job by trying them out.
+
+    What follows is given to the job as it is: adpo tune train --max_steps 100 --tau_schedule hybrid. A setting
+    that is given so is not tried. See docs/tune.md.
+    """
+    require("tune", "tune", "optuna", "matplotlib", "trl")
+    from adpo.tuning import command
+    from adpo.tuning.study import Order
+
+    console = Console()
+    order = Order(out, trials, resume, lambda line: console.print(line, markup=False, highlight=False))
+    command.tune(job.value, context.args, ranges or [], seed, order, console)
+
+
 app.add_typer(reproduce, name="reproduce")
 
 

@@ -1,0 +1,1 @@
+"""`adpo tune`: settings of a job chosen by trying them out."""

@@ -1,0 +1,63 @@
+"""Which settings follow from a study."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from adpo.experiments.tables import Lines
+
+BEST_SHARE = 0.25
+
+
+def best_of(results: dict[str, Any]) -> dict[str, Any]:
+    """The trial with the highest accuracy."""
+    ended = [trial for trial in results["trials"] if trial["state"] == "complete"]
+    if not ended:
+        raise ValueError("no trial has ended: there is nothing to recommend")
+    best: dict[str, Any] = max(ended, key=lambda trial: trial["accuracy"])
+    return best
+
+
+def recommended(results: dict[str, Any]) -> Lines:
+    """Every setting: at the best trial, and where the best quarter of the trials lies."""
+    best = best_of(results)
+    ended = [trial for trial in results["trials"] if trial["accuracy"] is not None]
+    ended.sort(key=lambda trial: -trial["accuracy"])
+    top = ended[: max(1, round(BEST_SHARE * len(ended)))]
+    rows = []
+    for name, bounds in results["space"].items():
+        among = sorted(trial["values"][name] for trial in top)
+        share = results["importance"].get(name)
+        rows.append(
+            [
+                name,
+                f"{best['values'][name]:g}",
+                f"{among[0]:g} to {among[-1]:g}",
+                f"{bounds['low']:g} to {bounds['high']:g}",
+                "" if share is None else f"{share:.0%}",
+            ]
+        )
+    title = f"{results['job']}: {len(results['trials'])} trials, the best {best['accuracy']:.1%}"
+    return Lines(title, ["setting", "best", f"of the best {len(top)}", "tried", "importance"], rows)
+
+
+def every(results: dict[str, Any]) -> Lines:
+    """All trials, the best first."""
+    names = list(results["space"])
+    order = sorted(results["trials"], key=lambda trial: -(trial["accuracy"] or 0.0))
+    rows = [
+        [
+            *(f"{trial['values'][name]:g}" for name in names),
+            "" if trial["accuracy"] is None else f"{trial['accuracy']:.1%}",
+            "" if trial["state"] == "complete" else "given up",
+        ]
+        for trial in order
+    ]
+    return Lines("all trials", [*names, "accuracy", ""], rows)
+
+
+def config(results: dict[str, Any]) -> str:
+    """The best settings as a file for ``--config``."""
+    best = best_of(results)
+    head = f"# adpo tune {results['job']}: best of {len(results['trials'])} trials, {best['accuracy']:.1%}\n"
+    return head + "".join(f"{name}: {value:g}\n" for name, value in best["values"].items())

@@ -1,0 +1,110 @@
+"""One trial: the job as a user would type it, in a process of its own, watched by what it logs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+LOOK = "dev/accuracy"
+METRICS, SETTINGS, NOTE, LOG = "metrics.jsonl", "settings.json", "best/accuracy.json", "log.txt"
+PATIENCE = 20.0
+"""Seconds for a job to end after it has been asked to."""
+
+
+class Outcome(str):
+    """What became of a trial that has no value, in a line."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is typed."""
+
+    name: str  # train or prefer
+    words: tuple[str, ...]
+    seed: int
+
+    def command(self, folder: Path, values: Mapping[str, float], more: Sequence[str] = ()) -> list[str]:
+        chosen = [part for name, value in values.items() for part in (f"--{name}", f"{value:g}")]
+        where = ["--out", str(folder), "--seed", str(self.seed)]
+        return [sys.executable, "-m", "adpo", self.name, *self.words, *chosen, *where, *more]
+
+    def checked(self, folder: Path, values: Mapping[str, float]) -> None:
+        """A mistake in the settings is told before the first trial, as the job tells it."""
+        done = subprocess.run(
+            self.command(folder, values, ["--dry-run"]), capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise ValueError(_last_line(done.stderr).removeprefix("adpo: "))
+
+
+def carried_out(
+    job: Job, folder: Path, values: Mapping[str, float], look: Callable[[int, float], bool], every: float = 0.5
+) -> float | Outcome:
+    """The accuracy on watched problems of what the run keeps; ``look`` is told every one, and may end it."""
+    resume = ["--resume"] if (folder / SETTINGS).exists() else []
+    folder.mkdir(parents=True, exist_ok=True)
+    seen = 0
+    with (folder.parent / f"{folder.name}.{LOG}").open("a") as log:
+        process = subprocess.Popen(job.command(folder, values, resume), stdout=log, stderr=log)
+        try:
+            while process.poll() is None:
+                time.sleep(every)
+                looks = accuracies(folder)
+                for step, accuracy in looks[seen:]:
+                    if look(step, accuracy):
+                        return Outcome("behind the others")
+                seen = max(seen, len(looks))
+        finally:
+            _ended(process)
+    for step, accuracy in accuracies(folder)[seen:]:
+        look(step, accuracy)
+    if process.returncode == 0 and (folder / NOTE).exists():
+        return float(json.loads((folder / NOTE).read_text())["accuracy"])
+    said = _last_line((folder.parent / f"{folder.name}.{LOG}").read_text(errors="replace"))
+    return Outcome(f"exit code {process.returncode}: {said}")
+
+
+def accuracies(folder: Path) -> list[tuple[int, float]]:
+    """Looks so far: step and accuracy."""
+    path, found = folder / METRICS, []
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+    for line in lines:
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:  # the last, half written
+            continue
+        if LOOK in row:
+            found.append((int(row["step"]), float(row[LOOK])))
+    return found
+
+
+def tidied(folder: Path, kept: bool) -> None:
+    """Without its checkpoints; the model stays where the trial is the best so far."""
+    for checkpoint in folder.glob("checkpoint-*"):
+        shutil.rmtree(checkpoint, ignore_errors=True)
+    if not kept:
+        for model in (*folder.glob("best/*.safetensors"), *folder.glob("model/*.safetensors")):
+            model.unlink(missing_ok=True)
+
+
+def _ended(process: subprocess.Popen[bytes]) -> None:
+    """Asked, then made to."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "it said nothing"
