@@ -85,13 +85,16 @@ MAY_IMPORT = {
         "reproduce",
         "training",
         "tuning",
+        "verl_commands",
         "__init__",
     },
+    "verl_commands": {"extras", "integrations", "lm", "training"},
     "__main__": {"cli"},
 }
 MAY_USE = {  # besides torch: few, named files
     "cli.py": {"typer", "rich"},
     "reproduce.py": {"typer", "rich"},
+    "verl_commands.py": {"typer", "rich"},
     "bench/core.py": {"rich"},
     "bench/head.py": {"rich", "trl"},
     "bench/preferences.py": {"rich", "tokenizers", "transformers"},

@@ -21,6 +21,7 @@ from rich.table import Table
 import adpo
 from adpo.extras import require
 from adpo.reproduce import reproduce
+from adpo.verl_commands import verl_config, verl_data
 
 app = typer.Typer(
     add_completion=False,
@@ -187,38 +188,8 @@ def tune(
 app.add_typer(reproduce, name="reproduce")
 
 
-@app.command()
-def verl_config(
-    model: Annotated[str, typer.Option(help="Name or folder.")] = "Qwen/Qwen3-1.7B",
-    train: Annotated[str, typer.Option(help="File of training problems (adpo verl-data).")] = "train.parquet",
-    validation: Annotated[str, typer.Option(help="File of validation problems.")] = "test.parquet",
-    nodes: Annotated[int, typer.Option(min=1, help="Machines.")] = 1,
-    gpus: Annotated[int, typer.Option(min=1, help="GPUs of a machine.")] = 8,
-) -> None:
-    """Print the paper's run as a command of verl's, for one machine or many."""
-    from adpo.integrations.verl import recipe
-
-    print(recipe.command(recipe.overrides(model, train, validation, nodes, gpus)))
-
-
-@app.command()
-def verl_data(
-    data: Annotated[str, typer.Argument(help="JSON lines with problems, or a data set's name.")],
-    out: Annotated[Path, typer.Option(help="Parquet file to write.")],
-    levels: Annotated[list[int] | None, typer.Option(help="Only these; give it again for several.")] = None,
-    split: Annotated[str, typer.Option(help="Of a named data set.")] = "train",
-) -> None:
-    """Write problems as a file that verl reads, for the paper's run: MATH of levels 3 and 4."""
-    require("verl-data", "lm", "pyarrow", "datasets")
-    from adpo.integrations.verl.data import write
-    from adpo.lm.data import load, of_rows
-    from adpo.training.data import is_file, named
-
-    if not out.parent.is_dir():
-        raise ValueError(f"there is no folder {out.parent} to write {out.name} to: make it first")
-    found = load(data, levels) if is_file(data) else of_rows(named(data, None, split), f"{data}, {split}", levels)
-    write(found, out)
-    Console().print(f"{len(found):,} problems: {out}", markup=False)
+for command_of_verl in (verl_config, verl_data):
+    app.command()(command_of_verl)
 
 
 @app.command()
