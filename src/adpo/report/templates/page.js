@@ -11,7 +11,7 @@
   const line = () => getComputedStyle(root).getPropertyValue("--line").trim();
 
   function layout(chart) {
-    const axis = (title) => ({ title: { text: plain(title), font: { size: 11 } }, gridcolor: line(), zerolinecolor: line(), automargin: true });
+    const axis = (title) => ({ title: { text: plain(title), font: { size: 11 } }, gridcolor: line(), zerolinecolor: line(), automargin: true, tickformat: ".4~g" });
     return {
       title: { text: plain(chart.title), font: { size: 13 } }, margin: { l: 50, r: 10, t: 36, b: 40 },
       paper_bgcolor: "transparent", plot_bgcolor: "transparent", font: { color: ink(), size: 11 },
