@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib import pyplot as plt
+from matplotlib.ticker import NullFormatter
 
 from adpo.experiments.pictures import save
 
@@ -26,9 +27,9 @@ def draw(results: dict[str, Any], folder: Path) -> None:
             x = [trial["values"][across] for trial in trials]
             y = reached if row == column else [trial["values"][down] for trial in trials]
             dots = axis.scatter(x, y, c=reached, cmap="viridis", s=22, edgecolors="0.3", linewidths=0.4)
-            axis.set_xscale("log" if results["space"][across]["log"] else "linear")
-            if row != column and results["space"][down]["log"]:
-                axis.set_yscale("log")
+            _scaled(axis.set_xscale, axis.set_xlim, axis.xaxis, results["space"][across])
+            if row != column:
+                _scaled(axis.set_yscale, axis.set_ylim, axis.yaxis, results["space"][down])
             if row == size - 1:
                 axis.set_xlabel(across)
             if column == 0 or row == column:
@@ -38,3 +39,14 @@ def draw(results: dict[str, Any], folder: Path) -> None:
     if dots is not None:
         figure.colorbar(dots, ax=grid.ravel().tolist(), label="accuracy on watched problems, %", shrink=0.8)
     save(figure, folder, "interactions")
+
+
+def _scaled(set_scale: Any, set_limits: Any, axis: Any, bounds: dict[str, Any]) -> None:
+    """Over the whole of what was tried; decades alone have labels."""
+    low, high = bounds["low"], bounds["high"]
+    if bounds["log"]:
+        set_scale("log")
+        axis.set_minor_formatter(NullFormatter())
+        set_limits(low / 1.2, high * 1.2)
+    else:
+        set_limits(low - 0.05 * (high - low), high + 0.05 * (high - low))

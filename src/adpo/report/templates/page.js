@@ -89,6 +89,23 @@
   // Once everything is there the page may have become narrower, by a scroll bar.
   requestAnimationFrame(() => document.querySelectorAll(".plot").forEach((plot) => Plotly.Plots.resize(plot)));
 
+  // On paper: light, everything open, charts as wide as a page.
+  const PAPER = 640;
+  let screen = null;
+  addEventListener("beforeprint", () => {
+    screen = { colours: root.dataset.colours, closed: [...document.querySelectorAll("details:not([open])")] };
+    root.dataset.colours = "light";
+    screen.closed.forEach((part) => { part.open = true; });
+    draw();
+    document.querySelectorAll(".plot").forEach((plot) => Plotly.relayout(plot, { width: PAPER }));
+  });
+  addEventListener("afterprint", () => {
+    if (screen.colours) root.dataset.colours = screen.colours; else delete root.dataset.colours;
+    screen.closed.forEach((part) => { part.open = false; });
+    document.querySelectorAll(".plot").forEach((plot) => Plotly.relayout(plot, { width: undefined, autosize: true }));
+    draw();
+  });
+
   async function more() {
     try {
       const answer = await fetch("data.json", { cache: "no-store" });
