@@ -180,6 +180,7 @@ def reasoning(
     warm_up: Annotated[
         bool, typer.Option("--warm-up", help="Make the start instead: an adapter, written to --out.")
     ] = False,
+    epochs: Annotated[int, typer.Option(min=1, help="Of --warm-up: fewer leave more to learn.")] = 3,
 ) -> None:
     """Experiment 3: a language model on verifiable rewards."""
     require("reasoning", "lm", "trl", "datasets", "math_verify", "peft")
@@ -190,7 +191,7 @@ def reasoning(
     with watch.bar("reasoning") as done:
         order = run.Order(out, resume, workers, done, minutes, model, adapter, data)
         if warm_up:
-            watch.tell(run.warm_up(preset.value, order))
+            watch.tell(run.warm_up(preset.value, order, epochs))
             return
         results = run.reproduce(preset.value, methods.split(",") if methods else None, seeds, order)
     run.show(results, watch.console)

@@ -252,9 +252,10 @@ def test_the_start_is_a_command(tmp_path, data, monkeypatch):
     small_start(tmp_path / "model")
     monkeypatch.setitem(run.PRESETS, "gpu", SMALL_WORDS)
     given = ["--preset", "gpu", "--model", str(tmp_path / "model"), "--data", str(data)]
-    done = typed(*given, "--warm-up", "--out", str(tmp_path / "start"))
+    done = typed(*given, "--warm-up", "--epochs", "2", "--out", str(tmp_path / "start"))
     assert done.exit_code == 0, done.exception
     card = json.loads((tmp_path / "start" / "card.json").read_text())
+    assert card["recipe"]["epochs"] == 2
     assert card["loss"][1] < card["loss"][0]
     assert card["bytes"] < 2**20
     assert card["start"] == Start(str(tmp_path / "model"), str(tmp_path / "start")).digest()

@@ -102,7 +102,7 @@ def reproduce(name: str, methods: Sequence[str] | None, seeds: int | None, order
     return results
 
 
-def warm_up(name: str, order: Order) -> str:
+def warm_up(name: str, order: Order, epochs: int) -> str:
     """Make the start of a preset, an adapter in ``--out``; what it is like, as a line."""
     quiet()
     preset = PRESETS[name]
@@ -112,7 +112,7 @@ def warm_up(name: str, order: Order) -> str:
         raise ValueError("--warm-up makes an adapter: leave --adapter out")
     place = Place(preset, _start(preset, order), order.data)
     assert order.data is not None
-    recipe = warmup.Recipe()
+    recipe = warmup.Recipe(epochs)
     card = warmup.warmed_up(place.start, order.data, preset, place.sets, order.out, recipe, order.on_progress)
     return warmup.told(card)
 

@@ -37,7 +37,7 @@ GOAL, LIVE_GOAL = 0.3, 0.5
 class Recipe:
     """How the adapter is made."""
 
-    epochs: int = 3
+    epochs: int
     batch: int = 64
     learning_rate: float = 1e-3
     warm_up: float = 0.05
