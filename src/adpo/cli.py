@@ -169,6 +169,10 @@ def tune(
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder of the study.")] = Path("runs/tune"),
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the study in --out.")] = False,
+    population: Annotated[
+        int | None, typer.Option(min=2, help="Population-based training of so many members, instead of trials.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Of a population.")] = 4,
     seed: Seed = 0,
 ) -> None:
     """Choose tau, beta, the schedule's weights and the learning rate of a job by trying them out.
@@ -178,11 +182,13 @@ def tune(
     """
     require("tune", "tune", "optuna", "matplotlib", "trl")
     from adpo.tuning import command
+    from adpo.tuning.population import Plan
     from adpo.tuning.study import Order
 
     console = Console()
     order = Order(out, trials, resume, lambda line: console.print(line, markup=False, highlight=False))
-    command.tune(job.value, context.args, ranges or [], seed, order, console)
+    plan = None if population is None else Plan(population, rounds)
+    command.tune(job.value, context.args, ranges or [], seed, order, console, plan)
 
 
 app.add_typer(reproduce, name="reproduce")

@@ -12,6 +12,9 @@ import pytest
 
 pytest.importorskip("trl")
 
+import torch
+from safetensors.torch import load_file
+
 from adpo import cli
 from adpo.lm.embedded import WarmUp, make_model, make_tokenizer, warmed_up
 
@@ -99,6 +102,15 @@ def test_a_run_ends_with_figures_answers_checkpoint_and_summary(train, model):
         of_best = max(group["members"], key=lambda member: member["reward"])["c"]
         assert abs(sum(member["c"] for member in group["members"])) < 1e-6  # a shift of all changes nothing
         assert of_best == min(member["c"] for member in group["members"])  # what is rewarded most is raised most
+
+
+def test_a_run_begins_with_the_weights_of_another(train, tmp_path):
+    first, _ = train("--learning_rate", "1e-2", out=tmp_path / "first")
+    before = json.loads((first / "summary.json").read_text())["accuracy_after"]
+    second, _ = train("--start", str(first / "best"), "--learning_rate", "0", out=tmp_path / "second")
+    assert json.loads((second / "summary.json").read_text())["accuracy_before"] == before
+    kept, begun = (load_file(folder / "best" / "model.safetensors") for folder in (second, first))
+    assert all(torch.equal(kept[name], begun[name]) for name in begun)
 
 
 def test_the_bar_knows_how_many_steps_there_will_be(train, monkeypatch):

@@ -1,8 +1,11 @@
 """`adpo tune`: what it tries, what it keeps, and what it makes of interruptions, failures and mistakes."""
 
 import json
+import shutil
 import sys
 import textwrap
+from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -14,6 +17,7 @@ from typer.testing import CliRunner
 from adpo.cli import app
 from adpo.lm.embedded import WarmUp, make_model, make_tokenizer
 from adpo.tuning import study, summary, trials
+from adpo.tuning.population import Plan, raised
 from adpo.tuning.spaces import Range, parsed, space
 from adpo.tuning.study import Order, tuned
 from adpo.tuning.trials import Job, Outcome, accuracies, carried_out
@@ -26,6 +30,10 @@ given = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 out, tau = Path(given["--out"]), float(given["--tau"])
 if given["--kind"] == "broken":
     sys.exit("something is wrong")
+if "--start" in given and not (Path(given["--start"]) / "model.safetensors").exists():
+    sys.exit("there is nothing to start from")
+if given["--kind"] == "fragile" and tau > 5:
+    sys.exit("it diverged")
 accuracy = math.exp(-math.log(tau) ** 2)
 (out / "best").mkdir(parents=True, exist_ok=True)
 (out / "checkpoint-1").mkdir(exist_ok=True)
@@ -49,8 +57,8 @@ def stand_in(tmp_path, monkeypatch):
     def command(self, folder, values, more=()):
         typed.append((folder.name, dict(values), list(more)))
         given = [part for name, value in values.items() for part in (f"--{name}", f"{value:g}")]
-        kind = self.words[0] if self.words else "good"
-        return [sys.executable, str(script), "--out", str(folder), "--kind", kind, *given]
+        kind, *rest = self.words or ("good",)
+        return [sys.executable, str(script), "--out", str(folder), "--kind", kind, *rest, *given]
 
     monkeypatch.setattr(Job, "command", command)
     monkeypatch.setattr(Job, "checked", lambda *_: None)
@@ -143,6 +151,53 @@ def test_a_trial_that_is_behind_is_ended(tmp_path, stand_in):
     assert accuracies(tmp_path / "trial") == [(1, 0.5)]  # not the line that is half written
 
 
+def test_a_population_follows_its_best(tmp_path, stand_in):
+    both = {"tau": Range(0.1, 10.0), "other": Range(0.0, 1.0, log=False)}
+    job, order, plan = Job("train", ("fragile",), 0), Order(tmp_path / "out", 0), Plan(8, 4)
+    found = raised(job, both, order, plan)
+    runs = json.loads((tmp_path / "out" / "population.json").read_text())["runs"]
+    rounds = [[run for run in runs if run["round"] == number] for number in range(4)]
+    assert [len(each) for each in rounds] == [8] * 4
+    first = sorted(run["values"]["tau"] for run in rounds[0])
+    edges = [0.1 * 10 ** (place / 4) for place in range(9)]
+    assert all(
+        low <= tau <= high for tau, low, high in zip(first, edges[:-1], edges[1:], strict=True)
+    )  # spread evenly
+    assert any(run["accuracy"] is None for run in rounds[0])  # one has diverged: its place is taken
+    for before, after in pairwise(rounds):
+        reached = {run["folder"]: -1.0 if run["accuracy"] is None else run["accuracy"] for run in before}
+        best = sorted(reached, key=reached.get)[-2:]
+        taken = [run for run in after if run["start"] != before[run["member"]]["folder"]]
+        assert len(taken) >= 1
+        assert all(run["start"] in best for run in taken)
+        for run in taken:
+            source = next(each for each in before if each["folder"] == run["start"])["values"]
+            factor = run["values"]["tau"] / source["tau"]
+            assert min(abs(factor - 1.25), abs(factor - 0.8)) < 0.01
+            assert 0.0 <= run["values"]["other"] <= 1.0
+    mean = [sum(run["accuracy"] or 0.0 for run in each) / 8 for each in rounds]
+    assert mean[-1] > mean[0] + 0.1
+    assert found["lineage"][-1]["accuracy"] == max(run["accuracy"] for run in rounds[-1])
+    assert [run["round"] for run in found["lineage"]] == [0, 1, 2, 3]
+    assert (tmp_path / "out" / found["model"] / "model.safetensors").exists()
+    assert not list((tmp_path / "out" / "round-1").glob("*/best/model.safetensors"))
+    assert summary.best_of(found) == found["lineage"][-1]
+    (tmp_path / "out" / "population.json").write_text(json.dumps({"runs": runs[:13]}))
+    for folder in [tmp_path / "out" / run["folder"] for run in runs[13:]]:
+        shutil.rmtree(folder)
+    for run in (run for run in runs[:13] if run["accuracy"] is not None):  # as it was then
+        (tmp_path / "out" / run["folder"] / "best" / "model.safetensors").write_text("weights")
+    again = raised(job, both, replace(order, resume=True), plan)
+    assert again["lineage"] == found["lineage"]
+
+
+def test_a_population_of_which_nobody_is_left(tmp_path, stand_in):
+    with pytest.raises(ValueError, match="every member of the population failed"):
+        raised(Job("train", ("broken",), 0), SPACE, Order(tmp_path / "out", 0), Plan(2, 1))
+    with pytest.raises(ValueError, match="at least 2 members"):
+        Plan(1, 4)
+
+
 def typed(*words):
     return CliRunner().invoke(app, ["tune", *map(str, words)])
 
@@ -157,28 +212,35 @@ def test_mistakes(tmp_path):
         assert isinstance(done.exception, ValueError), done.output
         assert said in str(done.exception)
         assert not (tmp_path / "out").exists()
+    assert "for adpo tune train" in str(typed("prefer", "--population", 2, "--out", tmp_path / "out").exception)
     assert typed("bake").exit_code == 2
 
 
-def test_the_command_as_typed(tmp_path):
-    """Two real trainings of a small model, and a third one later."""
-    folder, out = tmp_path / "model", tmp_path / "out"
+@pytest.fixture
+def words(tmp_path):
+    """A training of a small model that takes no longer than starting it."""
+    folder = tmp_path / "model"
     make_model(WarmUp(hidden=32, layers=1)).save_pretrained(folder)
     make_tokenizer().save_pretrained(folder)
     short = ["--max_steps", 2, "--eval_every", 1, "--per_device_train_batch_size", 8, "--num_generations", 4]
     short += ["--eval_problems", 4, "--dev_problems", 8, "--train_problems", 40, "--max_completion_length", 4]
-    words = ["train", "--out", out, "--model", folder, *short, "--tau_schedule", "hybrid"]
-    done = typed(*words, "--trials", 2)
+    return ["train", "--out", tmp_path / "out", "--model", folder, *short, "--tau_schedule", "hybrid"]
+
+
+def test_the_command_as_typed(tmp_path, words):
+    """A real training, and another one later."""
+    out = tmp_path / "out"
+    done = typed(*words, "--trials", 1)
     assert done.exit_code == 0, done.exception
     assert "best of them" in done.output
     assert {"best.yaml", "tables.md", "interactions.svg", "interactions.png", "results.json"} <= {
         path.name for path in out.iterdir()
     }
-    again = typed(*words, "--trials", 3, "--resume")
+    again = typed(*words, "--trials", 2, "--resume")
     assert again.exit_code == 0, again.exception
     assert again.output.count("trial-") == 1
     found = json.loads((out / "results.json").read_text())
-    assert len(found["trials"]) == 3
+    assert len(found["trials"]) == 2
     assert set(found["trials"][0]["values"]) == {
         "learning_rate",
         "tau",
@@ -186,3 +248,12 @@ def test_the_command_as_typed(tmp_path):
         "tau_reward_weight",
         "reward_beta",
     }
+
+
+@pytest.mark.slow
+def test_a_population_as_typed(tmp_path, words):
+    done = typed(*words, "--population", 2, "--rounds", 2)
+    assert done.exit_code == 0, done.exception
+    assert "how the winner was raised" in done.output
+    assert len(list(tmp_path.glob("out/round-1/*/best/model.safetensors"))) == 2
+    assert not list(tmp_path.glob("out/round-0/*/best/model.safetensors"))

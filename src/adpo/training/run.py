@@ -85,7 +85,7 @@ def train(order: Ordered[Asked], display: Display) -> dict[str, Any]:
     given = arguments(order.asked, folder, order.seed, _longest_answer(run, order.seed))
     config = trainer_config(run.method, given)
     with everyone.main_process_first():
-        path = model_folder(run, display)
+        path = run.start or model_folder(run, display)
     model, tokenizer = load_model(path, given.get("model_init_kwargs"))
     rows = data.prepare(run, tokenizer, order.seed)
     context = getattr(model.config, "max_position_embeddings", None)

@@ -30,6 +30,7 @@ class RunSettings:
 
     method: str = "adpo"
     model: str = field(default="embedded", metadata={"help": "A name or folder transformers can load."})
+    start: str | None = field(default=None, metadata={"help": "Weights of an earlier run of it to begin with."})
     task: str = field(default="arithmetic", metadata={"help": "A generated task, where no data is given."})
     level: int = field(default=2, metadata={"help": "Its difficulty, 1 to 5."})
     data: str | None = field(default=None, metadata={"help": "JSON lines of problems, or a name for `datasets`."})
@@ -66,6 +67,8 @@ class RunSettings:
             raise ValueError(f"level must be between 1 and {LEVELS}; got {self.level}")
         if self.reward is not None and self.data is not None and self.levels is not None:
             raise ValueError("levels means nothing to rows for a reward function of your own: leave it out")
+        if self.start is not None and self.use_peft:
+            raise ValueError("start and use_peft: an adapter begins anew; give the weights as model instead")
         if self.embedded and self.data is not None:
             raise ValueError("the embedded model knows generated tasks only: give a --model for --data")
         least = {"eval_problems": 1, "dev_problems": 0, "eval_every": 0, "eval_batch": 1, "lora_r": 1}

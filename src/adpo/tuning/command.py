@@ -12,23 +12,39 @@ from adpo.files import write_json, write_text
 from adpo.training.keys import parse_pairs
 from adpo.tuning import summary
 from adpo.tuning.figures import draw
+from adpo.tuning.population import Plan, raised
 from adpo.tuning.spaces import space
 from adpo.tuning.study import RESULTS, Order, tuned
 from adpo.tuning.trials import Job
 
 
-def tune(job: str, words: Sequence[str], ranges: Sequence[str], seed: int, order: Order, console: Console) -> None:
+def tune(
+    job: str,
+    words: Sequence[str],
+    ranges: Sequence[str],
+    seed: int,
+    order: Order,
+    console: Console,
+    plan: Plan | None = None,
+) -> None:
     """Try out, then write what follows: results, tables, a figure, a file for ``--config``."""
+    if plan is not None and job != "train":
+        raise ValueError("--population is for adpo tune train")
     given = parse_pairs(words[1:] if words and not words[0].startswith("--") else words)
     for name in ("out", "resume", "seed", "dry_run"):
         given.pop(name, None)
-    found = tuned(Job(job, tuple(words), seed), space(job, given, ranges), order)
+    asked, tried = Job(job, tuple(words), seed), space(job, given, ranges)
+    found = tuned(asked, tried, order) if plan is None else raised(asked, tried, order, plan)
     write_json(order.out / RESULTS, found)
     tables = [summary.recommended(found), summary.every(found)]
+    if plan is not None:
+        tables.insert(0, summary.lineage(found))
     write_text(order.out / "tables.md", markdown(tables))
     write_text(order.out / "best.yaml", summary.config(found))
     draw(found, order.out)
-    for table in terminal(tables[:1]):
+    for table in terminal(tables[:-1]):
         console.print(table)
+    if plan is not None:
+        console.print(f"Weights of the winner: {order.out / found['model']}")
     told: Path = order.out / "best.yaml"
     console.print(f"adpo {job} --config {told} takes the best of them; all trials: {order.out / 'tables.md'}")

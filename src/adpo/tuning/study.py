@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -40,7 +40,7 @@ def tuned(job: Job, space: dict[str, Range], order: Order) -> dict[str, Any]:
     """As many trials as are asked for, those of an earlier call included."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     logging.getLogger("optuna").setLevel(logging.WARNING)
-    _opened(job, space, order)
+    opened(job, space, order)
     study = optuna.create_study(
         storage=JournalStorage(JournalFileBackend(str(order.out / JOURNAL))),
         study_name="adpo",
@@ -64,9 +64,9 @@ def tuned(job: Job, space: dict[str, Range], order: Order) -> dict[str, Any]:
     return results(job, space, study)
 
 
-def _opened(job: Job, space: dict[str, Range], order: Order) -> None:
+def opened(job: Job, space: dict[str, Range], order: Order, more: Mapping[str, int] | None = None) -> None:
     """A folder of its own; one that is there is gone on with only by who asked for the same."""
-    description = {"job": job.name, "words": list(job.words), "seed": job.seed}
+    description: dict[str, Any] = {"job": job.name, "words": list(job.words), "seed": job.seed, **(more or {})}
     description["space"] = {name: list(bounds) for name, bounds in space.items()}
     known = order.out / ORDER
     if known.exists():

@@ -10,7 +10,10 @@ BEST_SHARE = 0.25
 
 
 def best_of(results: dict[str, Any]) -> dict[str, Any]:
-    """The trial with the highest accuracy."""
+    """The trial with the highest accuracy; of a population, of its last round."""
+    if "lineage" in results:
+        last: dict[str, Any] = results["lineage"][-1]
+        return last
     ended = [trial for trial in results["trials"] if trial["state"] == "complete"]
     if not ended:
         raise ValueError("no trial has ended: there is nothing to recommend")
@@ -39,6 +42,16 @@ def recommended(results: dict[str, Any]) -> Lines:
         )
     title = f"{results['job']}: {len(results['trials'])} trials, the best {best['accuracy']:.1%}"
     return Lines(title, ["setting", "best", f"of the best {len(top)}", "tried", "importance"], rows)
+
+
+def lineage(results: dict[str, Any]) -> Lines:
+    """Of a population: the settings by which the winner came about, round by round."""
+    names = list(results["space"])
+    rows = [
+        [str(run["round"]), *(f"{run['values'][name]:g}" for name in names), f"{run['accuracy']:.1%}"]
+        for run in results["lineage"]
+    ]
+    return Lines("how the winner was raised", ["round", *names, "accuracy"], rows)
 
 
 def every(results: dict[str, Any]) -> Lines:
