@@ -31,6 +31,21 @@ def read_json(path: Path, what_to_do: str = "is it from another program?") -> An
         raise ValueError(f"{path} cannot be read ({error}): {what_to_do}") from None
 
 
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Whole lines of JSON; the last may still be being written, and the file may not be there yet."""
+    found: list[dict[str, Any]] = []
+    if not path.is_file():
+        return found
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        if isinstance(row, dict):
+            found.append(row)
+    return found
+
+
 def digest(path: Path) -> str:
     """sha256 of the content."""
     with path.open("rb") as content:

@@ -146,7 +146,7 @@ def test_a_trial_that_is_behind_is_ended(tmp_path, stand_in):
         return True
 
     found = carried_out(Job("train", ("slow",), 0), tmp_path / "trial", {"tau": 1.0}, look, every=0.05)
-    assert found == Outcome("behind the others")
+    assert found == Outcome(None, "behind the others", behind=True)
     assert looks == [(1, 0.5)]
     assert accuracies(tmp_path / "trial") == [(1, 0.5)]  # not the line that is half written
 

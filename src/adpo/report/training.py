@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from adpo.experiments.tables import Lines
-from adpo.files import read_json
+from adpo.files import read_json, read_lines
 from adpo.report.parts import Chart, Group, Member, Section, Series
 
 METRICS, SETTINGS, SUMMARY, SAMPLES = "metrics.jsonl", "settings.json", "summary.json", "samples.jsonl"
@@ -48,7 +47,7 @@ def section(folder: Path) -> Section:
     """From what the run has written so far."""
     settings: dict[str, Any] = read_json(folder / SETTINGS)
     summary: dict[str, Any] = read_json(folder / SUMMARY) if (folder / SUMMARY).is_file() else {}
-    logs = lines_of(folder / METRICS)
+    logs = read_lines(folder / METRICS)
     known = {**settings, **summary}
     made = Section(f"{folder.name}: {known.get('method', 'training')}", "finished" if summary else "going on")
     made.facts = {name: str(known[name]) for name in FACTS if known.get(name) is not None}
@@ -57,7 +56,7 @@ def section(folder: Path) -> Section:
         lines = [_series(name, logs) for name in names]
         if any(line.x for line in lines):
             made.charts.append(Chart(title, "step", title, [line for line in lines if line.x]))
-    made.groups = _groups(lines_of(folder / SAMPLES))
+    made.groups = _groups(read_lines(folder / SAMPLES))
     if summary.get("samples"):
         columns = ("problem", "before", "after", "answer")
         rows = [[str(each.get(name, "")) for name in columns] for each in summary["samples"]]
@@ -65,21 +64,6 @@ def section(folder: Path) -> Section:
     if not logs:
         made.notes.append("nothing has been logged yet")
     return made
-
-
-def lines_of(path: Path) -> list[dict[str, Any]]:
-    """Whole JSON lines; the last may still be being written."""
-    found: list[dict[str, Any]] = []
-    if not path.is_file():
-        return found
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        if isinstance(row, dict):
-            found.append(row)
-    return found
 
 
 def _series(name: str, logs: list[dict[str, Any]]) -> Series:

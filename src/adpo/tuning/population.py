@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from adpo.files import read_json, write_json
-from adpo.provenance import provenance
 from adpo.tuning import trials
 from adpo.tuning.spaces import Range
-from adpo.tuning.study import Order, opened
-from adpo.tuning.trials import Job, Outcome
+from adpo.tuning.study import Order, described, opened
+from adpo.tuning.trials import Job
 
 STATE, BEST = "population.json", "best"
 REPLACED = 0.25
@@ -86,13 +85,12 @@ def _ran(job: Job, order: Order, number: int, place: int, member: dict[str, Any]
     of_round = Job(job.name, (*job.words, *words), job.seed)
     found = trials.carried_out(of_round, folder, member["values"], lambda *_: False)
     told = ", ".join(f"{name} {value:g}" for name, value in member["values"].items())
-    failed = isinstance(found, Outcome)
-    order.say(f"round {number}, member {place}: {told}: {found if isinstance(found, Outcome) else f'{found:.1%}'}")
+    order.say(f"round {number}, member {place}: {told}: {found}")
     return {
         "round": number,
         "member": place,
         **member,
-        "accuracy": None if failed else found,
+        "accuracy": found.accuracy,
         "folder": str(folder.relative_to(order.out)),
     }
 
@@ -143,11 +141,7 @@ def _results(job: Job, space: dict[str, Range], runs: list[dict[str, Any]]) -> d
         run = next(each for each in runs if each["folder"] == run["start"])
         line.insert(0, run)
     return {
-        "experiment": "tune",
-        "job": job.name,
-        "words": list(job.words),
-        "seed": job.seed,
-        "space": {name: bounds._asdict() for name, bounds in space.items()},
+        **described(job, space),
         "trials": [
             {"values": run["values"], "accuracy": run["accuracy"], "state": "complete", "round": run["round"]}
             for run in runs
@@ -156,5 +150,4 @@ def _results(job: Job, space: dict[str, Range], runs: list[dict[str, Any]]) -> d
         "importance": {},
         "lineage": [{"round": run["round"], "values": run["values"], "accuracy": run["accuracy"]} for run in line],
         "model": str(Path(winner["folder"]) / BEST),
-        "provenance": provenance(),
     }

@@ -57,7 +57,7 @@ def tuned(job: Job, space: dict[str, Range], order: Order) -> dict[str, Any]:
         trial = study.ask()
         values = {name: bounds.suggested(trial, name) for name, bounds in space.items()}
         found = _tried(job, study, trial, values, order)
-        failures = failures + 1 if isinstance(found, Outcome) and found.startswith("exit code") else 0
+        failures = failures + 1 if found.accuracy is None and not found.behind else 0
         if failures == MOST_FAILURES:
             raise ValueError(f"{MOST_FAILURES} trials in a row failed, the last with {found}")
         write_json(order.out / RESULTS, results(job, space, study))
@@ -66,7 +66,7 @@ def tuned(job: Job, space: dict[str, Range], order: Order) -> dict[str, Any]:
 
 def opened(job: Job, space: dict[str, Range], order: Order, more: Mapping[str, int] | None = None) -> None:
     """A folder of its own; one that is there is gone on with only by who asked for the same."""
-    description: dict[str, Any] = {"job": job.name, "words": list(job.words), "seed": job.seed, **(more or {})}
+    description = {**job.described(), **(more or {})}
     description["space"] = {name: list(bounds) for name, bounds in space.items()}
     known = order.out / ORDER
     if known.exists():
@@ -103,23 +103,22 @@ def _answered(study: Any) -> list[Any]:
     return [trial for trial in study.trials if trial.state in (TrialState.COMPLETE, TrialState.PRUNED)]
 
 
-def _tried(job: Job, study: Any, trial: Any, values: dict[str, float], order: Order) -> float | Outcome:
+def _tried(job: Job, study: Any, trial: Any, values: dict[str, float], order: Order) -> Outcome:
     folder = _folder(trial, order)
     found = trials.carried_out(job, folder, values, partial(_behind, study, trial))
     told = ", ".join(f"{name} {value:g}" for name, value in values.items())
-    if isinstance(found, Outcome):
-        state = TrialState.PRUNED if found == "behind the others" else TrialState.FAIL
-        trial.set_user_attr("why", str(found))
-        study.tell(trial, state=state)
+    if found.accuracy is None:
+        trial.set_user_attr("why", found.why)
+        study.tell(trial, state=TrialState.PRUNED if found.behind else TrialState.FAIL)
     else:
-        study.tell(trial, found)
+        study.tell(trial, found.accuracy)
     best = [each for each in study.trials if each.state == TrialState.COMPLETE]
     leader = max(best, key=lambda each: each.value).number if best else -1
     trials.tidied(folder, kept=leader == trial.number)
     for other in best:
         if other.number != leader:
             trials.tidied(_folder(other, order), kept=False)
-    order.say(f"{folder.name}: {told}: {found if isinstance(found, Outcome) else f'{found:.1%}'}")
+    order.say(f"{folder.name}: {told}: {found}")
     return found
 
 
@@ -138,16 +137,13 @@ def results(job: Job, space: dict[str, Range], study: Any) -> dict[str, Any]:
         accuracy = trial.value if trial.state == TrialState.COMPLETE else last
         if trial.state in (TrialState.COMPLETE, TrialState.PRUNED):
             lines.append({"values": values, "accuracy": accuracy, "state": trial.state.name.lower()})
-    return {
-        "experiment": "tune",
-        "job": job.name,
-        "words": list(job.words),
-        "seed": job.seed,
-        "space": {name: bounds._asdict() for name, bounds in space.items()},
-        "trials": lines,
-        "importance": _importance(study),
-        "provenance": provenance(),
-    }
+    return {**described(job, space), "trials": lines, "importance": _importance(study)}
+
+
+def described(job: Job, space: dict[str, Range]) -> dict[str, Any]:
+    """What results begin with."""
+    bounds = {name: each._asdict() for name, each in space.items()}
+    return {"experiment": "tune", **job.described(), "space": bounds, "provenance": provenance()}
 
 
 def _importance(study: Any) -> dict[str, float]:

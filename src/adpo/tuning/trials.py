@@ -11,6 +11,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from adpo.files import read_lines
 
 LOOK = "dev/accuracy"
 METRICS, SETTINGS, NOTE, LOG = "metrics.jsonl", "settings.json", "best/accuracy.json", "log.txt"
@@ -18,8 +21,16 @@ PATIENCE = 20.0
 """Seconds for a job to end after it has been asked to."""
 
 
-class Outcome(str):
-    """What became of a trial that has no value, in a line."""
+@dataclass(frozen=True)
+class Outcome:
+    """The accuracy that a trial reached; where it has none, why."""
+
+    accuracy: float | None
+    why: str = ""
+    behind: bool = False  # given up because the others are better; else it failed
+
+    def __str__(self) -> str:
+        return self.why if self.accuracy is None else f"{self.accuracy:.1%}"
 
 
 @dataclass(frozen=True)
@@ -35,6 +46,9 @@ class Job:
         where = ["--out", str(folder), "--seed", str(self.seed)]
         return [sys.executable, "-m", "adpo", self.name, *self.words, *chosen, *where, *more]
 
+    def described(self) -> dict[str, Any]:
+        return {"job": self.name, "words": list(self.words), "seed": self.seed}
+
     def checked(self, folder: Path, values: Mapping[str, float]) -> None:
         """A mistake in the settings is told before the first trial, as the job tells it."""
         done = subprocess.run(
@@ -46,7 +60,7 @@ class Job:
 
 def carried_out(
     job: Job, folder: Path, values: Mapping[str, float], look: Callable[[int, float], bool], every: float = 0.5
-) -> float | Outcome:
+) -> Outcome:
     """The accuracy on watched problems of what the run keeps; ``look`` is told every one, and may end it."""
     resume = ["--resume"] if (folder / SETTINGS).exists() else []
     folder.mkdir(parents=True, exist_ok=True)
@@ -59,30 +73,21 @@ def carried_out(
                 looks = accuracies(folder)
                 for step, accuracy in looks[seen:]:
                     if look(step, accuracy):
-                        return Outcome("behind the others")
+                        return Outcome(None, "behind the others", behind=True)
                 seen = max(seen, len(looks))
         finally:
             _ended(process)
     for step, accuracy in accuracies(folder)[seen:]:
         look(step, accuracy)
     if process.returncode == 0 and (folder / NOTE).exists():
-        return float(json.loads((folder / NOTE).read_text())["accuracy"])
+        return Outcome(float(json.loads((folder / NOTE).read_text())["accuracy"]))
     said = _last_line((folder.parent / f"{folder.name}.{LOG}").read_text(errors="replace"))
-    return Outcome(f"exit code {process.returncode}: {said}")
+    return Outcome(None, f"exit code {process.returncode}: {said}")
 
 
 def accuracies(folder: Path) -> list[tuple[int, float]]:
     """Looks so far: step and accuracy."""
-    path, found = folder / METRICS, []
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
-    for line in lines:
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError:  # the last, half written
-            continue
-        if LOOK in row:
-            found.append((int(row["step"]), float(row[LOOK])))
-    return found
+    return [(int(row["step"]), float(row[LOOK])) for row in read_lines(folder / METRICS) if LOOK in row]
 
 
 def tidied(folder: Path, kept: bool) -> None:
