@@ -231,13 +231,14 @@ class Decoder:
         self._say(logits, self.slot - self.prompt)
 
     def _logits(self, ids: Tensor, positions: Tensor, seen: Tensor) -> Tensor:
-        dtype = next(self.model.parameters()).dtype
-        added = torch.zeros_like(seen, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
         eager = self.model.config.get_text_config()._attn_implementation == "eager"
         more = {"one_query": True} if ids.shape[1] == 1 and not eager else {}
+        if eager or more:  # added to scores, and made once for all layers
+            dtype = next(self.model.parameters()).dtype
+            seen = torch.zeros_like(seen, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
         found: Tensor = self.model(
             input_ids=ids,
-            attention_mask=added,
+            attention_mask=seen,
             position_ids=positions,
             past_key_values=self.cache,
             use_cache=True,

@@ -70,14 +70,19 @@ def listed(results: dict[str, Any]) -> dict[str, Any]:
         line = {name: run["trial"][name] for name in (*KEYS, "seed")}
         line |= {"collapsed": collapsed(run, results["start"]), "stopped": run["stopped"]}
         line["watched"] = run["curve"][-1][1] if run["curve"] else None
-        for exam, found in run["exams"].items():
-            line[exam] = {name: value for name, value in found.items() if not name.startswith("right")}
-        runs.append(line)
+        runs.append(line | _shares(run["exams"]))
     kept = ("preset", "provenance", "start_digest", "best", "against", "not_yet")
     start = {name: value for name, value in results["start"].items() if name != "exams"}
-    for exam, found in results["start"]["exams"].items():
-        start[exam] = {name: value for name, value in found.items() if not name.startswith("right")}
+    start |= _shares(results["start"]["exams"])
     return {**{name: results[name] for name in kept}, "start": start, "runs": runs}
+
+
+def _shares(exams: dict[str, Any]) -> dict[str, Any]:
+    """Of every exam, without what became of each problem."""
+    return {
+        exam: {name: value for name, value in found.items() if not name.startswith("right")}
+        for exam, found in exams.items()
+    }
 
 
 def rows_of(runs: Sequence[dict[str, Any]], start: dict[str, Any]) -> list[dict[str, Any]]:
