@@ -249,6 +249,7 @@ PRESETS = {
         exam_batch=256,
         exam_longest=128,
         files=WORDS,
+        warmed=0.25,
         inners=(1, 4, 8),
         wider=(3.0, 10.0, 30.0),
         controls=("random", "format"),

@@ -41,7 +41,7 @@ class Recipe:
     batch: int = 64
     learning_rate: float = 1e-3
     warm_up: float = 0.05
-    rank: int = 16
+    rank: int = 8
     repeated: int = 4  # times in an epoch, solutions of the easier problems
     seed: int = 0
 
