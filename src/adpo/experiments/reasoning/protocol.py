@@ -132,6 +132,7 @@ class Preset:
     controls: tuple[str, ...] = ()  # rewards that say nothing
     variants: tuple[Variant, ...] = ()
     variant_seeds: int = 3
+    repeats: int = 1  # seeds of the studies of steps on a rollout and of rewards that say nothing
     temperature: float = 1.0
     level: int = 2  # of the embedded model's arithmetic
     files: Files | None = None  # of other models
@@ -143,7 +144,8 @@ class Preset:
 
     def described(self) -> dict[str, Any]:
         """What a trial depends on: results of more methods or seeds may join those that are there."""
-        return {name: value for name, value in asdict(self).items() if name not in ("methods", "seeds")}
+        counted = ("methods", "seeds", "repeats")
+        return {name: value for name, value in asdict(self).items() if name not in counted}
 
     def choosing(self) -> Iterator[Trial]:
         """One seed for each learning rate and setting."""
@@ -174,18 +176,20 @@ class Preset:
 
     def beside(self, best: dict[str, Choice]) -> Iterator[Trial]:
         """Other numbers of steps on a rollout, larger rates, rewards that say nothing, mean log-probabilities."""
-        for method in self.methods:
-            base = best[method].trial("inner", method, self.rollouts, self.inner)
+        repeats = range(1, 1 + self.repeats)
+        for seed, method in product(repeats, self.methods):
+            base = replace(best[method].trial("inner", method, self.rollouts, self.inner), seed=seed)
             yield from (replace(base, inner=inner) for inner in self.inners if inner != self.inner)
         for factor, method, seed in product(self.wider, self.methods, (1, 2)):
             base = best[method].trial("range", method, self.rollouts, self.inner)
             yield replace(base, rate=float(f"{factor * base.rate:.3g}"), seed=seed)
-        for method in self.methods:
-            base = best[method].trial("control", method, self.rollouts, self.inner)
+        for seed, method in product(repeats, self.methods):
+            base = replace(best[method].trial("control", method, self.rollouts, self.inner), seed=seed)
             yield from (replace(base, reward=reward) for reward in self.controls)
-            if self.inners and METHODS[method].trainer == "adpo":
-                mean = {**dict(base.more), "logp_reduction": "mean", "tau": MEAN_TAU}
-                yield replace(base, study="mean", more=tuple(mean.items()))
+        for method in (each for each in self.methods if self.inners and METHODS[each].trainer == "adpo"):
+            base = best[method].trial("mean", method, self.rollouts, self.inner)
+            mean = {**dict(base.more), "logp_reduction": "mean", "tau": MEAN_TAU}
+            yield replace(base, more=tuple(mean.items()))
         for variant in self.variants:
             for method in (each for each in variant.methods if each in self.methods):
                 base = best[method].trial(variant.study, method, self.rollouts, self.inner)
@@ -232,6 +236,7 @@ PRESETS = {
         wider=(3.0, 10.0, 30.0, 100.0),
         controls=("random", "format"),
         variants=VARIANTS,
+        repeats=5,
     ),
     "gpu": Preset(
         start="smollm2",
