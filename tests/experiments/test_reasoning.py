@@ -79,7 +79,12 @@ def test_each_method_has_its_own_best_rate():
     ],
 )
 def test_a_collapse_is_counted(found, verdict):
-    assert summary.collapsed(found, {"watched": 0.3, "exams": {"arithmetic": {"greedy": 0.4}}}) is verdict
+    other = {"a harder one": {"greedy": 1.0}}  # which comes first in a file
+    start = {"watched": 0.3, "exams": {**other, "arithmetic": {"greedy": 0.4}}}
+    assert summary.collapsed(found, start, "arithmetic") is verdict
+    if found["exams"]:
+        found = {**found, "exams": {"a harder one": {"greedy": 0.0}, **found["exams"]}}
+    assert summary.collapsed(found, start, "arithmetic") is verdict
 
 
 def test_methods_are_compared_problem_by_problem():
@@ -99,6 +104,31 @@ def test_methods_are_compared_problem_by_problem():
     assert only["seeds"] == 2  # those that both have
     runs = [seeded("ADPO", 1, "1111"), seeded("ADPO", 2, "0000"), *(seeded("GRPO", n, "0001") for n in (1, 2))]
     assert summary.against(runs, "arithmetic")[0]["verdict"] == "level"  # two seeds that say the opposite
+
+
+def test_methods_are_compared_in_what_else_was_asked_of_them():
+    def asked(method, seed, right, **trial):
+        found = seeded(method, seed, right)
+        return {**found, "trial": {**found["trial"], **trial}}
+
+    runs = [seeded(method, seed, "1111") for method in ("ADPO", "GRPO") for seed in (1, 2)]
+    for seed in (1, 2):
+        runs += [
+            asked("ADPO", seed, "1111", study="inner", inner=8),
+            asked("GRPO", seed, "0000", study="inner", inner=8),
+        ]
+        hackable = {"study": "hackable", "reward": "hackable"}
+        runs += [
+            asked("ADPO", seed, "0001", **hackable, more={"target": "boltzmann"}),
+            asked("ADPO", seed, "0000", **hackable, more={"target": "plackett_luce"}),
+            asked("GRPO", seed, "1111", **hackable),
+        ]
+    runs += [asked(method, 1, "1111", study="control", reward="random") for method in ("ADPO", "GRPO")]
+    found = summary.against_beside(runs, "arithmetic")  # of one seed nothing is said
+    assert [(line["what"], line["mean"], line["verdict"]) for line in found] == [
+        ("8 steps a rollout", 1.0, "ahead"),
+        ("hackable reward", -0.75, "behind"),
+    ]
 
 
 def seeded(method, seed, right):

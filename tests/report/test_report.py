@@ -117,7 +117,7 @@ def test_learning_curves_of_the_reasoning_experiment(tmp_path):
         "experiment": "reasoning",
         "runs": runs,
         "rows": rows,
-        "start": {"exams": {"a": {}}},
+        "exams": ["a"],
         "not_yet": ["x"],
     }
     (tmp_path / "results.json").write_text(json.dumps(results))

@@ -21,8 +21,7 @@ def _reported(results: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _accuracies(results: dict[str, Any]) -> str:
-    exam = next(iter(results["start"]["exams"]), "")
-    rows = [(row["method"], row.get(f"{exam}: greedy")) for row in _reported(results)]
+    rows = [(row["method"], row.get(f"{results['exams'][0]}: greedy")) for row in _reported(results)]
     return "; ".join(f"{method} {value[0]:.1%} ± {value[1]:.1%}" for method, value in rows if value) or NOT_HERE
 
 

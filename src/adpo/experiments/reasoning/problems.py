@@ -35,7 +35,7 @@ def generated(preset: Preset) -> Sets:
     return Sets(
         rows[preset.watched :],
         rows[: preset.watched],
-        {"arithmetic": [row_of(problem, None, None) for problem in test]},
+        {preset.exams[0]: [row_of(problem, None, None) for problem in test]},
     )
 
 

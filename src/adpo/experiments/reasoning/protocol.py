@@ -139,6 +139,11 @@ class Preset:
     warmed: float = 0.5  # share of the training problems that the start is taught instead
 
     @property
+    def exams(self) -> tuple[str, ...]:
+        """Their names; the first is the one that is reported."""
+        return ("arithmetic",) if self.files is None else tuple(name for name, _, _ in self.files.exams)
+
+    @property
     def longest_in_exams(self) -> int:
         return self.exam_longest or self.longest
 

@@ -91,8 +91,12 @@ def reproduce(name: str, methods: Sequence[str] | None, seeds: int | None, order
         "start": start,
         "best": {method: {"rate": rate, **dict(more)} for method, (rate, more) in best.items()},
         "runs": runs,
-        "rows": summary.rows_of(runs, start),
-        "against": [line for exam in (*start["exams"], summary.WATCHED) for line in summary.against(runs, exam)],
+        "exams": preset.exams,
+        "rows": summary.rows_of(runs, start, preset.exams[0]),
+        "against": [
+            *(line for exam in (*preset.exams, summary.WATCHED) for line in summary.against(runs, exam)),
+            *summary.against_beside(runs, preset.exams[0]),
+        ],
         "not_yet": work.left,
     }
     write_json(order.out / "results.json", results)

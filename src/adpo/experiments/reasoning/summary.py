@@ -14,6 +14,8 @@ DRAWS = 2000
 KEYS = ("study", "method", "rate", "inner", "changes")
 """What tells the lines of a table apart."""
 OURS = ("ADPO", "ADPO Plackett-Luce")
+OUR_TARGET = "boltzmann"
+"""Of ADPO where a study tries others."""
 
 
 class Difference(NamedTuple):
@@ -52,13 +54,12 @@ def tried(runs: Sequence[dict[str, Any]]) -> dict[str, set[float]]:
     return found
 
 
-def collapsed(run: dict[str, Any], start: dict[str, Any]) -> bool:
+def collapsed(run: dict[str, Any], start: dict[str, Any], exam: str) -> bool:
     """In the end below the start, in the exam where there was one, or below half the peak of the curve."""
     last = run["curve"][-1][1] if run["curve"] else 0.0
     peak = max((value for _, value in run["curve"]), default=0.0)
-    exam = next(iter(run["exams"]), None)
     ended, began = last, start["watched"]
-    if exam is not None:
+    if exam in run["exams"]:
         ended, began = run["exams"][exam]["greedy"], start["exams"][exam]["greedy"]
     return run["stopped"] is not None or ended < began or last < peak / 2
 
@@ -68,7 +69,8 @@ def listed(results: dict[str, Any]) -> dict[str, Any]:
     runs = []
     for run in results["runs"]:
         line = {name: run["trial"][name] for name in (*KEYS, "seed")}
-        line |= {"collapsed": collapsed(run, results["start"]), "stopped": run["stopped"]}
+        lost = collapsed(run, results["start"], results["exams"][0])
+        line |= {"collapsed": lost, "stopped": run["stopped"]}
         line["watched"] = run["curve"][-1][1] if run["curve"] else None
         runs.append(line | _shares(run["exams"]))
     kept = ("preset", "provenance", "start_digest", "best", "against", "not_yet")
@@ -85,19 +87,19 @@ def _shares(exams: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def rows_of(runs: Sequence[dict[str, Any]], start: dict[str, Any]) -> list[dict[str, Any]]:
-    """One line for each method and what a study changes, over its seeds."""
+def rows_of(runs: Sequence[dict[str, Any]], start: dict[str, Any], exam: str) -> list[dict[str, Any]]:
+    """One line for each method and what a study changes, over its seeds; collapses by what became of an exam."""
     together: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for run in runs:
         trial = run["trial"]
         key = tuple(trial[name] for name in KEYS)
         together.setdefault(key, []).append(run)
-    return [_line(key, group, start) for key, group in together.items()]
+    lost = {key: sum(collapsed(run, start, exam) for run in group) for key, group in together.items()}
+    return [_line(key, group) | {"collapsed": lost[key]} for key, group in together.items()]
 
 
-def _line(key: tuple[Any, ...], runs: list[dict[str, Any]], start: dict[str, Any]) -> dict[str, Any]:
-    line = dict(zip(KEYS, key, strict=True))
-    line |= {"seeds": len(runs), "collapsed": sum(collapsed(run, start) for run in runs)}
+def _line(key: tuple[Any, ...], runs: list[dict[str, Any]]) -> dict[str, Any]:
+    line = dict(zip(KEYS, key, strict=True)) | {"seeds": len(runs)}
     for exam in runs[0]["exams"]:
         for measure in runs[0]["exams"][exam]:
             if not measure.startswith("right"):
@@ -136,6 +138,24 @@ def against(runs: Sequence[dict[str, Any]], exam: str) -> list[dict[str, Any]]:
         found = run.get(WATCHED) if exam == WATCHED else run["exams"].get(exam, {}).get("right")
         if run["trial"]["study"] == "seeds" and found:
             reported.setdefault(run["trial"]["method"], {})[run["trial"]["seed"]] = found
+    return _compared(reported, exam, "")
+
+
+def against_beside(runs: Sequence[dict[str, Any]], exam: str) -> list[dict[str, Any]]:
+    """The same where methods differ in what was asked of them: steps on a rollout, or what is rewarded."""
+    asked: dict[str, dict[str, dict[int, str]]] = {}
+    for run in runs:
+        trial, found = run["trial"], run["exams"].get(exam, {}).get("right")
+        ours = trial["more"].get("target", OUR_TARGET) == OUR_TARGET
+        if trial["study"] in ("inner", "control", "noisy", "hackable") and found and ours:
+            steps = trial["study"] == "inner"
+            what = f"{trial['inner']} steps a rollout" if steps else f"{trial['reward']} reward"
+            asked.setdefault(what, {}).setdefault(trial["method"], {})[trial["seed"]] = found
+    lines = [line for what, reported in asked.items() for line in _compared(reported, exam, what)]
+    return [line for line in lines if line["seeds"] > 1]
+
+
+def _compared(reported: dict[str, dict[int, str]], exam: str, what: str) -> list[dict[str, Any]]:
     pairs = [(ours, other) for ours in OURS if ours in reported for other in reported if other != ours]
     lines = []
     for ours, other in pairs:
@@ -149,6 +169,7 @@ def against(runs: Sequence[dict[str, Any]], exam: str) -> list[dict[str, Any]]:
         lines.append(
             {
                 "exam": exam,
+                "what": what,
                 "ours": ours,
                 "other": other,
                 "seeds": len(seeds),

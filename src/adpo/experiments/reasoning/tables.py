@@ -31,7 +31,7 @@ def tables(results: dict[str, Any]) -> list[Lines]:
 
 
 def _study(results: dict[str, Any], study: str, title: str) -> Lines:
-    exams = list(results["start"]["exams"])
+    exams = results["exams"]
     k = next(key for key in results["start"]["exams"][exams[0]] if key.startswith("pass_at_"))
     columns = (
         *("method", "rate", "steps a rollout", "seeds", "collapsed", "watched: greedy"),
@@ -71,6 +71,7 @@ def _against(results: dict[str, Any]) -> Lines:
     rows = [
         (
             row["exam"],
+            row["what"],
             row["ours"],
             row["other"],
             str(row["seeds"]),
@@ -81,6 +82,6 @@ def _against(results: dict[str, Any]) -> Lines:
     ]
     return Lines(
         "greedy accuracy against, 95 % over problems and seeds",
-        ("problems", "method", "against", "seeds", "difference", ""),
+        ("problems", "asked", "method", "against", "seeds", "difference", ""),
         rows,
     )
