@@ -85,9 +85,18 @@ VARIANTS = (
         Variant("hackable", (("target", target),), "hackable")
         for target in ("boltzmann", "kde", "plackett_luce", "top1")
     ),
-    Variant("hackable", reward="hackable", methods=("GRPO",)),
+    Variant("hackable", reward="hackable", methods=("GRPO", "GSPO")),
     Variant("noisy", reward="noisy", methods=("ADPO", "ADPO Plackett-Luce", "GRPO", "GSPO")),
 )
+
+
+OF_WORDS = (
+    Variant("hackable", reward="hackable", methods=("ADPO", "GRPO", "GSPO")),
+    Variant("noisy", reward="noisy", methods=("ADPO", "GRPO", "GSPO")),
+)
+"""Where GPU time is scarce."""
+LISTED = ("methods", "seeds", "repeats", "inners", "wider", "controls", "variants", "variant_seeds")
+"""What says which trials there are, and nothing of what a trial is."""
 
 
 @dataclass(frozen=True)
@@ -148,9 +157,8 @@ class Preset:
         return self.exam_longest or self.longest
 
     def described(self) -> dict[str, Any]:
-        """What a trial depends on: results of more methods or seeds may join those that are there."""
-        counted = ("methods", "seeds", "repeats")
-        return {name: value for name, value in asdict(self).items() if name not in counted}
+        """What a trial depends on: results of more methods, seeds or studies may join those that are there."""
+        return {name: value for name, value in asdict(self).items() if name not in LISTED}
 
     def choosing(self) -> Iterator[Trial]:
         """One seed for each learning rate and setting."""
@@ -260,9 +268,11 @@ PRESETS = {
         exam_longest=128,
         files=WORDS,
         warmed=0.25,
-        inners=(1, 4, 8),
+        inners=(8, 1),
         wider=(3.0, 10.0, 30.0),
         controls=("random", "format"),
+        variants=OF_WORDS,
+        repeats=3,
     ),
     "paper": Preset(
         start="Qwen/Qwen3-1.7B",
