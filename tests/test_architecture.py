@@ -121,6 +121,7 @@ MAY_USE = {  # besides torch: few, named files
     "report/page.py": {"jinja2", "plotly"},
     "tuning/command.py": {"rich"},
     "tuning/figures.py": {"matplotlib"},
+    "tuning/summary.py": {"yaml"},
     "tuning/study.py": {"optuna"},
     "experiments/listwise/__main__.py": {"rich"},
     "experiments/listwise/models.py": {"transformers"},

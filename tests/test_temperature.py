@@ -1,6 +1,7 @@
 """Schedules of tau: the printed formulas, the printed cases, state."""
 
 import math
+import random
 
 import pytest
 import torch
@@ -64,6 +65,15 @@ def test_a_stationary_reward_closes_the_guard():
     guard = adpo.GuardedTau(0.5, 2.0)
     taus = [guard.update(entropy=0.0, reward=0.4) for _ in range(20)]
     assert taus == [2.0] * 20
+
+
+def test_noise_around_a_level_opens_the_guard_by_chance():
+    """Half of the time the reward is above its average, however little is learnt."""
+    guard = adpo.GuardedTau(tau_min=0.5, tau_max=2.0)
+    draw = random.Random(0)
+    taus = [guard.update(entropy=0.0, reward=draw.gauss(0.5, 0.05)) for _ in range(2000)]
+    assert 0.4 < sum(tau < 1.9 for tau in taus) / len(taus) < 0.55
+    assert 1.4 < sum(taus) / len(taus) < 1.8
 
 
 def test_guard_per_group():

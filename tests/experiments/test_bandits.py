@@ -13,6 +13,7 @@ from adpo.experiments.bandits.methods import GRID, Batch, Groupwise, grid, make,
 from adpo.experiments.bandits.natural import TrustRegion, natural_step
 from adpo.experiments.bandits.plain import train_alone, weights_of
 from adpo.experiments.bandits.protocol import CLEAN, SCENARIOS, UNLEARNABLE, Protocol
+from adpo.experiments.bandits.studies import Popular, popular_but_wrong
 from adpo.experiments.bandits.train import train
 from adpo.experiments.bandits.world import Replica, Worlds
 from adpo.experiments.statistics import holm, interval, paired
@@ -240,3 +241,13 @@ def test_objectives_that_differ_in_tau_alone_share_a_call():
                 rewards=mine.rewards[replica],
             )
             torch.testing.assert_close(shared[replica], expected)
+
+
+def test_mass_on_the_popular_and_smeared_mass_are_two_measures():
+    """A bad item with .95 of the reference: SFT keeps it, DPO drops it and smears, anchored ranking drops most."""
+    found = {each["method"]: each for each in popular_but_wrong(Popular(), "bad", 0.95, [0], lambda _: None)}
+    for each in found.values():
+        assert each["wrong"] + each["best"] + each["smeared"] == pytest.approx(1, abs=1e-5)
+    assert found["sft-best"]["wrong"] > 0.5
+    assert found["dpo-hard"]["wrong"] < 0.05 < 0.5 < found["dpo-hard"]["smeared"]
+    assert found["adpo-ranking"]["wrong"] < 0.3

@@ -74,6 +74,28 @@ def test_with_beta_b_alone_the_optimum_depends_on_tau():
     assert (at[0] - at[1]).abs().max() > 0.01
 
 
+def test_with_beta_equal_to_tau_the_optimum_forgets_tau():
+    """q = exp(R/tau)/Z, as the paper has it in one place: anchor * exp(R)/Z for every tau."""
+    anchor, rewards = torch.log_softmax(random(1, 4), 1), random(1, 4, seed=1)
+    for tau in (0.5, 1.0, 2.0):
+        best = minimise(adpo.Objective(adpo.boltzmann(tau), tau=tau), anchor, rewards=rewards)
+        close(best, normalised(anchor.exp() * rewards.exp()), 1e-5)
+
+
+def test_the_printed_gradient_of_reverse_adpo_has_the_other_sign():
+    """Of KL(pi || ref exp(R/b)/Z): E_pi[(l - l_ref - R/b) grad l]; what is printed is minus that, at tau = 1."""
+    logits, ref, rewards, b = random(2, 5), torch.log_softmax(random(2, 5, seed=1), 1), random(2, 5, seed=2), 0.7
+    logits.requires_grad_()
+    logp = torch.log_softmax(logits, 1)
+    kl = adpo.Objective(adpo.teacher(), adpo.reverse_kl).loss(
+        logp, None, teacher_logp=ref + rewards / b, reduction="sum"
+    )
+    (true,) = torch.autograd.grad(kl, logits, retain_graph=True)
+    printed = (logp.detach().exp() * (rewards / b - (logp.detach() - ref)) * logp).sum()
+    (found,) = torch.autograd.grad(printed, logits)
+    close(found, -true, 1e-8)
+
+
 def test_small_tau_means_an_optimum_near_the_anchor_and_a_large_first_step():
     anchor, rewards = torch.log_softmax(random(1, 4), 1), random(1, 4, seed=1)
     distance, force = [], []

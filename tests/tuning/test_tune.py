@@ -6,16 +6,19 @@ import sys
 import textwrap
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("optuna")
 pytest.importorskip("trl")
 
+import yaml
 from typer.testing import CliRunner
 
 from adpo.cli import app
 from adpo.lm.embedded import WarmUp, make_model, make_tokenizer
+from adpo.training.keys import read_yaml
 from adpo.tuning import study, summary, trials
 from adpo.tuning.population import Plan, raised
 from adpo.tuning.spaces import Range, parsed, space
@@ -74,6 +77,16 @@ def test_what_is_tried():
     assert set(space("train", {"tau_schedule": "guarded"}, [])) >= {"tau_min", "tau_max"}
     assert "tau" not in space("train", {"tau": "auto"}, [])
     assert space("train", {}, ["tau=0.5:2"])["tau"] == Range(0.5, 2.0)
+    assert set(space("train", {"method": "gspo"}, [])) == {"learning_rate", "epsilon"}
+    paper = read_yaml(Path(__file__).parents[2] / "examples" / "qwen3_math_adpo.yaml")  # hybrid, all is given
+    with pytest.raises(ValueError, match="nothing left to choose"):
+        space("train", {}, [], paper)
+    assert space("train", {}, ["tau=0.5:2"], paper) == {"tau": Range(0.5, 2.0)}
+    assert set(space("train", {}, [], {"tau_schedule": "hybrid", "target": "plackett_luce", "tau": 0.8})) == {
+        "learning_rate",
+        "tau_entropy_weight",
+        "tau_reward_weight",
+    }
     assert parsed("nll-weight=0:1") == ("nll_weight", Range(0.0, 1.0, log=False))
     for words, said in (("tau=2:1", "low below high"), ("tau=a:b", "expected name=low:high"), ("tau", "expected")):
         with pytest.raises(ValueError, match=said):
@@ -92,7 +105,8 @@ def test_a_study_finds_what_is_best(tmp_path, stand_in):
     (row,) = summary.recommended(found).rows
     assert row[0] == "tau"
     assert row[1] == f"{best['values']['tau']:g}"
-    assert summary.config(found).splitlines()[1] == f"tau: {best['values']['tau']:g}"
+    written = yaml.safe_load(summary.config(found, {"target": "top1", "tau": 9.0, "levels": [3, 4]}))
+    assert written == {"tau": pytest.approx(best["values"]["tau"], 1e-5), "target": "top1", "levels": [3, 4]}
     assert found["importance"] == {"tau": 1.0}
     assert "pruned" in {trial["state"] for trial in found["trials"]}  # what is far behind is given up
     kept = list((tmp_path / "out").glob("*/best/model.safetensors"))

@@ -54,8 +54,8 @@ class GuardedTau:
 
     b is a moving average of the batch's mean reward *before* this update, s a running standard deviation of the
     mean reward around b (corrected for its short history, floored at ``std_floor``). The first update has no
-    baseline and the second no deviation to measure by: p = 0. When the reward is stationary the guard closes by
-    design.
+    baseline and the second no deviation to measure by: p = 0. When the reward no longer changes the guard closes,
+    by design; noise around a level opens it by chance, for a part of the updates.
 
     ``opens_to`` says where an open guard leads. "tau_min" is the formula as printed: smaller tau, larger steps
     away from u = 0, though an optimum closer to the anchor. "tau_max" exchanges the two ends.

@@ -35,24 +35,35 @@ SCHEDULES: dict[str, dict[str, Range]] = {
 """What there is to choose about tau."""
 WITH_BETA = ("boltzmann", "kde")
 """Targets with a temperature of the rewards."""
+CLIPS = {"grpo": Range(0.03, 0.5), "dr_grpo": Range(0.03, 0.5), "gspo": Range(1e-4, 0.3)}
+"""What there is to choose about the methods of TRL: epsilon."""
 
 
-def space(job: str, given: Mapping[str, Any], ranges: Sequence[str]) -> dict[str, Range]:
+def space(
+    job: str, typed: Mapping[str, Any], ranges: Sequence[str], in_file: Mapping[str, Any] | None = None
+) -> dict[str, Range]:
     """Of a job with these settings; what is given has been chosen already, ranges of the user come last.
+
+    A range may be of a setting that stands in a file, as what is typed comes before what a file says.
 
     >>> sorted(space("train", {"tau": "0.5"}, ["nll_weight=0:0.3"]))
     ['learning_rate', 'nll_weight', 'reward_beta']
     """
+    given = {**(in_file or {}), **typed}
     schedule = str(given.get("tau_schedule", "auto" if given.get("tau") == "auto" else "constant"))
     target = str(given.get("target", "boltzmann" if job == "train" else "plackett_luce"))
-    found = {"learning_rate": RATES[job], **SCHEDULES.get(schedule, {})}
-    if target in WITH_BETA:
-        found["reward_beta"] = Range(0.2, 5.0)
+    method = str(given.get("method", "adpo"))
+    if method in CLIPS:
+        found = {"learning_rate": RATES[job], "epsilon": CLIPS[method]}
+    else:
+        found = {"learning_rate": RATES[job], **SCHEDULES.get(schedule, {})}
+        if target in WITH_BETA:
+            found["reward_beta"] = Range(0.2, 5.0)
     found = {name: bounds for name, bounds in found.items() if name not in given}
     for words in ranges:
         name, bounds = parsed(words)
-        if name in given:
-            raise ValueError(f"--range {name} and --{name} {given[name]}: give one of them")
+        if name in typed:
+            raise ValueError(f"--range {name} and --{name} {typed[name]}: give one of them")
         found[name] = bounds
     if not found:
         raise ValueError("there is nothing left to choose: give a --range")

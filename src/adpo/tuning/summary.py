@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
+
+import yaml
 
 from adpo.experiments.tables import Lines
 
@@ -69,8 +72,10 @@ def every(results: dict[str, Any]) -> Lines:
     return Lines("all trials", [*names, "accuracy", ""], rows)
 
 
-def config(results: dict[str, Any]) -> str:
-    """The best settings as a file for ``--config``."""
+def config(results: dict[str, Any], asked: Mapping[str, Any]) -> str:
+    """The best trial as a file for ``--config``: what was chosen, and what was asked for."""
     best = best_of(results)
     head = f"# adpo tune {results['job']}: best of {len(results['trials'])} trials, {best['accuracy']:.1%}\n"
-    return head + "".join(f"{name}: {value:g}\n" for name, value in best["values"].items())
+    chosen = "".join(f"{name}: {value:g}\n" for name, value in best["values"].items())
+    rest = {name: value for name, value in asked.items() if name not in best["values"]}
+    return head + chosen + (yaml.safe_dump(rest, sort_keys=False) if rest else "")

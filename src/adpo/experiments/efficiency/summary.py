@@ -26,7 +26,7 @@ from adpo.experiments.efficiency.protocol import (
 
 NOMINAL_TFLOPS = 790
 """What utilisation is measured against, besides matrices of the same run."""
-PAPER = {"ADPO": (19.7, 4), "GSPO": (71.0, 1), "GRPO": (68.5, 1)}
+PAPER = {"ADPO": (19.7, 8), "GSPO": (71.0, 6), "GRPO": (68.5, 6)}
 """Seconds and micro-batch of the paper's actor update, 4 x RTX 4090."""
 
 
