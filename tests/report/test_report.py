@@ -229,18 +229,40 @@ def test_the_server_answers_this_machine_alone(served):
         server([], served.server_port)
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="needs a browser")
-def test_in_a_browser(tmp_path, going_on, drawn):
-    (tmp_path / "page.html").write_text(page(sections_of([going_on, drawn])))
+def opened(address, profile):
+    """What a browser has made of a page after ten seconds of its time."""
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=10000", "--dump-dom"]
     done = subprocess.run(
-        [CHROMIUM, *options, f"--user-data-dir={tmp_path / 'profile'}", (tmp_path / "page.html").as_uri()],
+        [CHROMIUM, *options, f"--user-data-dir={profile}", address],
         capture_output=True,
         text=True,
         timeout=180,
         check=True,
     )
-    assert "<title>adpo</title>" in done.stdout  # what the model wrote has not run
+    return done.stdout
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs a browser")
+def test_in_a_browser(tmp_path, going_on, drawn):
+    (tmp_path / "page.html").write_text(page(sections_of([going_on, drawn])))
+    seen = opened((tmp_path / "page.html").as_uri(), tmp_path / "profile")
+    assert "<title>adpo</title>" in seen  # what the model wrote has not run
     expected = sum(len(section.charts) + len(section.surfaces) for section in sections_of([going_on, drawn]))
-    assert done.stdout.count('class="plot js-plotly-plot"') == expected
-    assert "tau = 1" in done.stdout
+    assert seen.count('class="plot js-plotly-plot"') == expected
+    assert "tau = 1" in seen
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs a browser")
+def test_a_page_that_is_open_follows_a_run_to_its_end(tmp_path, served, going_on, monkeypatch):
+    answer = served.RequestHandlerClass.do_GET
+
+    def answered(self):
+        answer(self)
+        if self.path == "/":  # the run ends while the page is looked at
+            log(going_on, 3, reward=0.75)
+            (going_on / "summary.json").write_text(json.dumps({"accuracy_after": {"value": 0.6}}))
+
+    monkeypatch.setattr(served.RequestHandlerClass, "do_GET", answered)
+    seen = opened(f"http://{HERE}:{served.server_port}/", tmp_path / "profile")
+    assert '<small class="ended">finished</small>' in seen
+    assert "going on" not in seen.split('<script type="application/json"')[0]

@@ -106,6 +106,14 @@
     draw();
   });
 
+  // What a reader has opened or closed stays so.
+  function replaced(place, words) {
+    const called = (part) => part.querySelector("summary").textContent;
+    const open = new Map([...place.querySelectorAll("details")].map((part) => [called(part), part.open]));
+    place.innerHTML = words;
+    place.querySelectorAll("details").forEach((part) => { if (open.has(called(part))) part.open = open.get(called(part)); });
+  }
+
   async function more() {
     try {
       const answer = await fetch("data.json", { cache: "no-store" });
@@ -114,7 +122,7 @@
         if (found.version !== data.version) {
           data = found;
           // Words are escaped where they are made; scripts in them would not be allowed to run either.
-          document.querySelectorAll(".words").forEach((place) => { const words = data.words[place.dataset.part]; if (words !== undefined) place.innerHTML = words; });
+          document.querySelectorAll(".words").forEach((place) => { const words = data.words[place.dataset.part]; if (words !== undefined) replaced(place, words); });
           draw();
         }
       }
