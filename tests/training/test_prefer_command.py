@@ -12,6 +12,8 @@ import pytest
 
 pytest.importorskip("trl")
 
+from documented import undocumented
+
 from adpo import cli
 from adpo.lm import embedded
 from adpo.lm.embedded import WarmUp, make_model, make_tokenizer
@@ -84,6 +86,7 @@ def test_a_run_ends_with_figures_checkpoint_and_summary(typed, model, lists, tmp
     for figures in summary["mean_logp"].values():
         assert figures["before"]["low"] <= figures["before"]["value"] <= figures["before"]["high"]
         assert figures["gain"]["value"] == pytest.approx(figures["after"]["value"] - figures["before"]["value"])
+    assert undocumented(out) == set()
     steps = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [entry["step"] for entry in steps if "loss" in entry] == [1, 2, 3, 4]
     assert models.load_model(summary["checkpoint"])

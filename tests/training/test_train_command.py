@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("trl")
 
 import torch
+from documented import undocumented
 from safetensors.torch import load_file
 
 from adpo import cli
@@ -90,6 +91,7 @@ def test_a_run_ends_with_figures_answers_checkpoint_and_summary(train, model):
     assert summary["commit"]
     assert (out / "best" / "model.safetensors").exists()
     assert summary["checkpoint"] == str(out / "best")
+    assert undocumented(out) == set()
     found = metrics(out)
     assert [m["step"] for m in found if "adpo/tau" in m] == [1, 2, 3, 4]
     assert [m["step"] for m in found if "dev/accuracy" in m] == [2, 4]
@@ -141,6 +143,7 @@ def test_runs_a_user_would_type(train, name, model):
     out, _ = train(*RUNS[name])
     summary = json.loads((out / "summary.json").read_text())
     assert summary["steps"] == 4
+    assert undocumented(out) == set()
     logs = metrics(out)
     assert all(math.isfinite(m["loss"]) for m in logs if "loss" in m)
     ours = any(key.startswith("adpo/") for m in logs for key in m)
