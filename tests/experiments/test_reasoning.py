@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -11,12 +12,13 @@ import torch
 from typer.testing import CliRunner
 
 from adpo.cli import app
-from adpo.experiments.reasoning import measures, problems, run, summary, trial
+from adpo.experiments.reasoning import measures, problems, run, summary, trial, warmup
 from adpo.experiments.reasoning.methods import METHODS, SHORT
 from adpo.experiments.reasoning.protocol import PRESETS, Choice, Trial
 from adpo.experiments.reasoning.rewards import BONUS, KINDS, Watched
 from adpo.experiments.reasoning.starts import Start
 from adpo.experiments.reasoning.tables import STUDIES
+from adpo.files import digest
 from adpo.lm import embedded
 from adpo.lm.rewards import Correct
 
@@ -232,6 +234,18 @@ def test_a_start_is_known_by_its_weights(tmp_path):
         next(model.parameters()).add_(1.0)
     model.save_pretrained(tmp_path / "two")
     assert Start(str(tmp_path / "two")).digest() != known
+
+
+def test_the_start_that_is_kept_is_that_of_the_results():
+    results = Path(__file__).parents[2] / "docs" / "results"
+    card = json.loads((results / "reasoning-start" / "card.json").read_text())
+    adapter = results / "reasoning-start" / "adapter_model.safetensors"
+    assert digest(adapter) == card["adapter_sha256"]
+    assert adapter.stat().st_size == card["bytes"] <= warmup.MOST_BYTES
+    assert card["goal_reached"]
+    _, words = json.loads((results / "reasoning.json").read_text())
+    assert words["start_digest"] == card["start"]
+    assert words["start"]["svamp"]["greedy"] == card["after"]["exams"]["svamp"]["greedy"]
 
 
 def test_a_sharpened_start_says_the_same_with_more_certainty(tmp_path):

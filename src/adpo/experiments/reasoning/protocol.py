@@ -85,7 +85,7 @@ VARIANTS = (
         Variant("hackable", (("target", target),), "hackable")
         for target in ("boltzmann", "kde", "plackett_luce", "top1")
     ),
-    Variant("hackable", reward="hackable", methods=("GRPO", "GSPO")),
+    Variant("hackable", reward="hackable", methods=("GRPO", "GSPO", "Boltzmann, no anchor")),
     Variant("noisy", reward="noisy", methods=("ADPO", "ADPO Plackett-Luce", "GRPO", "GSPO")),
 )
 
@@ -188,7 +188,7 @@ class Preset:
                 yield replace(trial, seed=seed)
 
     def beside(self, best: dict[str, Choice]) -> Iterator[Trial]:
-        """Other numbers of steps on a rollout, larger rates, rewards that say nothing, mean log-probabilities."""
+        """Other numbers of steps on a rollout, larger rates, variants, rewards that say nothing, and means."""
         repeats = range(1, 1 + self.repeats)
         for seed, method in product(repeats, self.methods):
             base = replace(best[method].trial("inner", method, self.rollouts, self.inner), seed=seed)
@@ -196,6 +196,12 @@ class Preset:
         for factor, method, seed in product(self.wider, self.methods, (1, 2)):
             base = best[method].trial("range", method, self.rollouts, self.inner)
             yield replace(base, rate=float(f"{factor * base.rate:.3g}"), seed=seed)
+        for variant in self.variants:
+            for method in (each for each in variant.methods if each in self.methods):
+                base = best[method].trial(variant.study, method, self.rollouts, self.inner)
+                more = {**dict(base.more), **dict(variant.more)}
+                base = replace(base, reward=variant.reward, sharpened=variant.sharpened, more=tuple(more.items()))
+                yield from (replace(base, seed=seed) for seed in range(1, 1 + self.variant_seeds))
         for seed, method in product(repeats, self.methods):
             base = replace(best[method].trial("control", method, self.rollouts, self.inner), seed=seed)
             yield from (replace(base, reward=reward) for reward in self.controls)
@@ -203,12 +209,6 @@ class Preset:
             base = best[method].trial("mean", method, self.rollouts, self.inner)
             mean = {**dict(base.more), "logp_reduction": "mean", "tau": MEAN_TAU}
             yield replace(base, more=tuple(mean.items()))
-        for variant in self.variants:
-            for method in (each for each in variant.methods if each in self.methods):
-                base = best[method].trial(variant.study, method, self.rollouts, self.inner)
-                more = {**dict(base.more), **dict(variant.more)}
-                base = replace(base, reward=variant.reward, sharpened=variant.sharpened, more=tuple(more.items()))
-                yield from (replace(base, seed=seed) for seed in range(1, 1 + self.variant_seeds))
 
 
 MATH = Files("math/train.jsonl", (("math", "math/test.jsonl", 1000),), levels=(3, 4))
@@ -269,8 +269,8 @@ PRESETS = {
         files=WORDS,
         warmed=0.25,
         inners=(8, 1),
-        wider=(3.0, 10.0, 30.0),
-        controls=("random", "format"),
+        wider=(3.0, 10.0),
+        controls=("random",),
         variants=OF_WORDS,
         repeats=3,
     ),

@@ -148,8 +148,8 @@ def against_beside(runs: Sequence[dict[str, Any]], exam: str) -> list[dict[str, 
         trial, found = run["trial"], run["exams"].get(exam, {}).get("right")
         ours = trial["more"].get("target", OUR_TARGET) == OUR_TARGET
         if trial["study"] in ("inner", "control", "noisy", "hackable") and found and ours:
-            steps = trial["study"] == "inner"
-            what = f"{trial['inner']} steps a rollout" if steps else f"{trial['reward']} reward"
+            steps = "1 step" if trial["inner"] == 1 else f"{trial['inner']} steps"
+            what = f"{steps} a rollout" if trial["study"] == "inner" else f"{trial['reward']} reward"
             asked.setdefault(what, {}).setdefault(trial["method"], {})[trial["seed"]] = found
     lines = [line for what, reported in asked.items() for line in _compared(reported, exam, what)]
     return [line for line in lines if line["seeds"] > 1]

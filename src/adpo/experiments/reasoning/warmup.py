@@ -20,7 +20,7 @@ from adpo.experiments.reasoning.problems import INSTRUCTION, Sets, held_out
 from adpo.experiments.reasoning.protocol import Files, Preset
 from adpo.experiments.reasoning.starts import Start
 from adpo.experiments.reasoning.worked import worked
-from adpo.files import write_json
+from adpo.files import digest, write_json
 from adpo.lm.data import load, read_rows, without_likes_of
 from adpo.lm.scorer import Forms, Scorer
 from adpo.lm.scoring import Sequences, sequences
@@ -85,6 +85,7 @@ def warmed_up(
         "rows": len(rows),
         "loss": [round(losses[0], 4), round(losses[-1], 4)],
         "bytes": size,
+        "adapter_sha256": digest(out / "adapter_model.safetensors"),
         "start": made.digest(),
         "after": _figures(after),
         "goal_reached": after["watched"] >= GOAL and after["live"] >= LIVE_GOAL,
