@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import torch
@@ -21,6 +23,16 @@ def provenance() -> dict[str, str]:
         "machine": platform.machine(),
         "commit": _commit(),
     }
+
+
+def typed() -> str:
+    """The command of this process."""
+    script = Path(sys.argv[0])
+    program = "adpo"
+    if script.stem == "__main__" and script.parent.name != "adpo":
+        inside = script.parent.parts
+        program = "python -m " + ".".join(inside[len(inside) - inside[::-1].index("adpo") - 1 :])
+    return " ".join([program, *map(shlex.quote, sys.argv[1:])])
 
 
 def _commit() -> str:

@@ -33,6 +33,7 @@ def going_on(tmp_path):
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / "settings.json").write_text(json.dumps({"method": "adpo", "model": "embedded", "seed": 3}))
+    (folder / "origin.json").write_text(json.dumps({"command": "adpo train --seed 3", "commit": "abc"}))
     log(folder, 1, reward=0.25)
     log(folder, 2, reward=0.5)
     with (folder / "metrics.jsonl").open("a") as lines:
@@ -61,6 +62,7 @@ def test_a_run_that_goes_on(going_on):
     (section,) = sections_of([going_on])
     assert section.state == "going on"
     assert section.facts["seed"] == "3"
+    assert section.facts["command"] == "adpo train --seed 3"
     charts = {chart.title: chart for chart in section.charts}
     assert charts["reward"].series[0].y == [0.25, 0.5]
     assert charts["temperature tau"].series[0].x == [1, 2]
@@ -136,8 +138,10 @@ def test_learning_curves_of_the_reasoning_experiment(tmp_path):
 def test_a_job_without_results_yet(tmp_path):
     (tmp_path / "cells").mkdir()
     (tmp_path / "cells" / "one.json").write_text("{}")
-    (tmp_path / "job.json").write_text(json.dumps({"description": {"experiment": "bandits", "preset": "smoke"}}))
+    job = {"description": {"experiment": "bandits", "preset": "smoke"}, "command": "adpo reproduce bandits"}
+    (tmp_path / "job.json").write_text(json.dumps(job))
     (section,) = sections_of([tmp_path])
+    assert section.facts["command"] == "adpo reproduce bandits"
     assert section.state == "going on"
     assert section.figures == {"parts that have ended": "1"}
     assert section.facts["preset"] == "smoke"

@@ -89,6 +89,8 @@ def test_a_run_ends_with_figures_answers_checkpoint_and_summary(train, model):
     assert summary["steps"] == 4
     assert summary["command"].startswith("adpo train --model")
     assert summary["commit"]
+    origin = json.loads((out / "origin.json").read_text())  # known from the beginning
+    assert {name: summary[name] for name in origin} == origin
     assert (out / "best" / "model.safetensors").exists()
     assert summary["checkpoint"] == str(out / "best")
     assert undocumented(out) == set()

@@ -29,6 +29,7 @@ from typing import Any
 
 from adpo import files
 from adpo.files import write_json
+from adpo.provenance import typed
 
 Report = Callable[[float], None]
 """Tells how much of a cell is done, from 0 to 1."""
@@ -69,7 +70,7 @@ class Job:
         elif folder.exists() and any(folder.iterdir()):
             raise ValueError(f"{folder} is not empty and holds no results of this command: choose another --out")
         self.cells.mkdir(parents=True, exist_ok=True)
-        write_json(marker, {"fingerprint": self.fingerprint, "description": description})
+        write_json(marker, {"fingerprint": self.fingerprint, "description": description, "command": typed()})
 
     def run(
         self,

@@ -21,7 +21,8 @@ def recognised(folder: Path) -> bool:
 
 def section(folder: Path) -> Section:
     """From the results, or, while there are none, from the cells that have ended."""
-    job: dict[str, Any] = read_json(folder / JOB).get("description", {}) if (folder / JOB).is_file() else {}
+    marker: dict[str, Any] = read_json(folder / JOB) if (folder / JOB).is_file() else {}
+    job: dict[str, Any] = marker.get("description", {})
     results: dict[str, Any] = read_json(folder / RESULTS) if (folder / RESULTS).is_file() else {}
     name = str(results.get("experiment") or job.get("experiment") or folder.name)
     preset = results.get("preset") or job.get("preset")
@@ -29,6 +30,8 @@ def section(folder: Path) -> Section:
     made.facts = _facts(results)
     if preset:
         made.facts = {"experiment": name, "preset": str(preset), **made.facts}
+    if marker.get("command"):
+        made.facts = {"command": str(marker["command"]), **made.facts}
     cells = len(list((folder / "cells").glob("*.json")))
     if cells:
         made.figures["parts that have ended"] = str(cells)

@@ -10,6 +10,7 @@ from adpo.files import read_json, read_lines
 from adpo.report.parts import Chart, Group, Member, Section, Series
 
 METRICS, SETTINGS, SUMMARY, SAMPLES = "metrics.jsonl", "settings.json", "summary.json", "samples.jsonl"
+ORIGIN = "origin.json"
 CHARTS = {
     "reward": ("reward", "rewards/correct/mean"),
     "accuracy on problems that are watched": ("dev/accuracy",),
@@ -48,7 +49,8 @@ def section(folder: Path) -> Section:
     settings: dict[str, Any] = read_json(folder / SETTINGS)
     summary: dict[str, Any] = read_json(folder / SUMMARY) if (folder / SUMMARY).is_file() else {}
     logs = read_lines(folder / METRICS)
-    known = {**settings, **summary}
+    origin: dict[str, Any] = read_json(folder / ORIGIN) if (folder / ORIGIN).is_file() else {}
+    known = {**settings, **origin, **summary}
     made = Section(f"{folder.name}: {known.get('method', 'training')}", "finished" if summary else "going on")
     made.facts = {name: str(known[name]) for name in FACTS if known.get(name) is not None}
     made.figures = _figures(summary, logs)

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from adpo.files import digest, write_text
+from adpo.files import digest, write_json, write_text
 from adpo.integrations import checkpoints
 
-SETTINGS = "settings.json"
+SETTINGS, ORIGIN = "settings.json", "origin.json"
 DIGESTS = "files"  # the key of what tells the contents of data files apart
 
 
@@ -84,9 +84,11 @@ def _leftover(path: Path) -> bool:
     return path.name.startswith(checkpoints.PROBE) or path.name == f"{SETTINGS}.part"
 
 
-def open_folder(order: Ordered[Any]) -> None:
-    """Make it, and note what was asked for."""
+def open_folder(order: Ordered[Any], origin: dict[str, str]) -> None:
+    """Make it, and note what was asked for, and where a run comes from when it begins."""
     order.out.mkdir(parents=True, exist_ok=True)
+    if not (order.out / ORIGIN).exists():
+        write_json(order.out / ORIGIN, origin)
     write_text(order.out / SETTINGS, _noted(order))
 
 

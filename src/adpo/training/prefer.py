@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from itertools import count
 from pathlib import Path
@@ -19,7 +18,7 @@ from adpo.integrations.guards import TrainingStoppedError
 from adpo.integrations.listwise import ListwiseConfig, ListwiseTrainer, sources
 from adpo.lm.evaluate import Estimate, normal
 from adpo.lm.rankings import Ranking
-from adpo.provenance import provenance
+from adpo.provenance import provenance, typed
 from adpo.training import lists
 from adpo.training.display import Display, make_console, percent, points
 from adpo.training.folder import Ordered, check_folder, how_to_go_on, identity, known_settings, open_folder
@@ -81,7 +80,7 @@ def command(
 
 def train(order: Ordered[AskedToPrefer], display: Display, dry_run: bool = False) -> dict[str, Any] | None:
     """Carry the run out; returns the summary that is written to ``summary.json``, None of a dry run."""
-    origin = provenance()
+    origin = {"command": typed(), **provenance()}
     run, folder, everyone = order.asked.run, order.out, processes()
     quiet()
     checkpoint = settled_by_main(lambda: check_folder(order))
@@ -102,7 +101,7 @@ def train(order: Ordered[AskedToPrefer], display: Display, dry_run: bool = False
     display.say(f"scoring: {trainer.scorer.chosen()}")
     _score_reference(trainer, rows, display)
     if everyone.is_main_process:
-        open_folder(order)
+        open_folder(order, origin)
     everyone.wait_for_everyone()
     before = _remembered(trainer, rows.test, folder / "before.json")
     watch = _trained(trainer, order, rows, checkpoint, display)
@@ -114,7 +113,6 @@ def train(order: Ordered[AskedToPrefer], display: Display, dry_run: bool = False
     last = watch.best_step in (-1, trainer.state.global_step)
     kept = trainer.model if last else load_model(final)[0]
     summary = {
-        "command": " ".join(["adpo", *sys.argv[1:]]),
         "model": run.model,
         "data": run.data,
         "seed": order.seed,

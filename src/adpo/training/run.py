@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 import time
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +13,7 @@ from transformers import set_seed
 from adpo.files import write_json
 from adpo.lm.rewards import Correct
 from adpo.lm.tasks import up_to
-from adpo.provenance import provenance
+from adpo.provenance import provenance, typed
 from adpo.training import data
 from adpo.training.display import Display
 from adpo.training.exam import Exam, Reward, figures, samples
@@ -76,7 +75,7 @@ def trainer_config(method: str, given: dict[str, Any]) -> Any:
 
 def train(order: Ordered[Asked], display: Display) -> dict[str, Any]:
     """Carry the run out; returns the summary that is written to ``summary.json``."""
-    origin = provenance()
+    origin = {"command": typed(), **provenance()}
     run, folder, everyone = order.asked.run, order.out, processes()
     quiet()
     checkpoint = settled_by_main(lambda: check_folder(order))
@@ -103,7 +102,7 @@ def train(order: Ordered[Asked], display: Display) -> dict[str, Any]:
             f"{len(to_test)} held out; results in {folder}"
         )
         if everyone.is_main_process:
-            open_folder(order)
+            open_folder(order, origin)
         everyone.wait_for_everyone()
         before = exam.remembered(model, folder / "before.json")
         set_seed(order.seed)  # whether or not there was an exam before
@@ -138,7 +137,6 @@ def train(order: Ordered[Asked], display: Display) -> dict[str, Any]:
         )
         after = exam.taken(kept)
     summary = {
-        "command": " ".join(["adpo", *sys.argv[1:]]),
         "method": run.method,
         "model": run.model,
         "seed": order.seed,
