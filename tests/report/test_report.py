@@ -148,6 +148,22 @@ def test_a_job_without_results_yet(tmp_path):
     assert section.claims == []
 
 
+def test_a_study_that_goes_on(tmp_path):
+    study = {"job": "train", "words": ["--max_steps", "100"], "seed": 2, "space": {"tau": [0.1, 1.0, True]}}
+    (tmp_path / "study.json").write_text(json.dumps(study))
+    (section,) = sections_of([tmp_path])  # before its first trial has begun
+    assert (section.state, section.charts) == ("going on", [])
+    assert section.facts["command"] == "adpo tune train --max_steps 100 --seed 2"
+    for number in (0, 1):
+        (tmp_path / f"trial-00{number}").mkdir()
+        log(tmp_path / f"trial-00{number}", 1, **{"dev/accuracy": 0.1 * number})
+    (section,) = sections_of([tmp_path])
+    assert [(line.name, line.y) for line in section.charts[0].series] == [
+        ("trial-000", [0.0]),
+        ("trial-001", [0.1]),
+    ]
+
+
 def test_what_the_paper_says_of_the_bandits():
     summary = {
         "sampled": {

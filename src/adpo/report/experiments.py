@@ -1,22 +1,24 @@
-"""An experiment of `adpo reproduce` as a section: its tables and figures, and what the paper says."""
+"""An experiment of `adpo reproduce`, or a study of `adpo tune`: tables and figures, and what the paper says."""
 
 from __future__ import annotations
 
 import base64
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from adpo.experiments import tables
-from adpo.files import read_json
+from adpo.files import read_json, read_lines
 from adpo.report.claims import claims_of
 from adpo.report.parts import Chart, Frame, Section, Series, Surface
 
-RESULTS, JOB, TABLES = "results.json", "job.json", "tables.md"
+RESULTS, JOB, TABLES, STUDY = "results.json", "job.json", "tables.md", "study.json"
+LOOK = "dev/accuracy"
 
 
 def recognised(folder: Path) -> bool:
-    return (folder / RESULTS).is_file() or (folder / JOB).is_file()
+    return any((folder / name).is_file() for name in (RESULTS, JOB, STUDY))
 
 
 def section(folder: Path) -> Section:
@@ -24,7 +26,8 @@ def section(folder: Path) -> Section:
     marker: dict[str, Any] = read_json(folder / JOB) if (folder / JOB).is_file() else {}
     job: dict[str, Any] = marker.get("description", {})
     results: dict[str, Any] = read_json(folder / RESULTS) if (folder / RESULTS).is_file() else {}
-    name = str(results.get("experiment") or job.get("experiment") or folder.name)
+    study: dict[str, Any] = read_json(folder / STUDY) if (folder / STUDY).is_file() else {}
+    name = str(results.get("experiment") or job.get("experiment") or ("tune" if study else folder.name))
     preset = results.get("preset") or job.get("preset")
     made = Section(f"{folder.name}: {name}", "finished" if results and not results.get("not_yet") else "going on")
     made.facts = _facts(results)
@@ -47,9 +50,23 @@ def section(folder: Path) -> Section:
         made.charts = _geometry(results)
     if name == "reasoning" and results:
         made.charts = _learning(results)
+    if study:
+        words = [str(word) for word in (study["job"], *study["words"], "--seed", study["seed"])]
+        made.facts = {"command": shlex.join(["adpo", "tune", *words]), **made.facts}
+        made.charts = _trials(folder)
     if not results:
         made.notes.append("no results yet: they are written when the experiment ends, or its time")
     return made
+
+
+def _trials(folder: Path) -> list[Chart]:
+    """How the trials of a study went: a line for each that has looked at watched problems."""
+    lines = []
+    for path in sorted(folder.glob("*/metrics.jsonl")):
+        looks = [(row["step"], float(row[LOOK])) for row in read_lines(path) if LOOK in row]
+        if looks:
+            lines.append(Series(path.parent.name, [step for step, _ in looks], [value for _, value in looks]))
+    return [Chart("accuracy on watched problems, by trial", "step", "accuracy", lines)] if lines else []
 
 
 def _facts(results: dict[str, Any]) -> dict[str, str]:

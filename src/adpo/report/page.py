@@ -29,7 +29,7 @@ def sections_of(folders: Sequence[Path]) -> list[Section]:
         if not kinds:
             raise ValueError(
                 f"{folder} holds no results: expected a run of adpo train or adpo prefer (settings.json), "
-                "or of adpo reproduce (results.json)"
+                "of adpo reproduce (results.json) or of adpo tune (study.json)"
             )
         try:
             found.append(kinds[0](folder))

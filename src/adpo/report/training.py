@@ -1,4 +1,4 @@
-"""A training run as a section: finished, going on, or stopped."""
+"""A training run as a section: finished, or going on (or stopped, which no file says)."""
 
 from __future__ import annotations
 

@@ -12,10 +12,11 @@
 
   function layout(chart) {
     const axis = (title) => ({ title: { text: plain(title), font: { size: 11 } }, gridcolor: line(), zerolinecolor: line(), automargin: true, tickformat: ".4~g" });
+    const many = chart.series.filter((series) => !series.faint).length > 8; // beside the chart, where they can be scrolled
     return {
       title: { text: plain(chart.title), font: { size: 13 } }, margin: { l: 50, r: 10, t: 36, b: 40 },
       paper_bgcolor: "transparent", plot_bgcolor: "transparent", font: { color: ink(), size: 11 },
-      xaxis: axis(chart.x), yaxis: axis(chart.y), hovermode: "closest", autosize: true, legend: { orientation: "h", y: -0.25 }, uirevision: "kept",
+      xaxis: axis(chart.x), yaxis: axis(chart.y), hovermode: "closest", autosize: true, legend: many ? { x: 1.02, y: 1, font: { size: 10 } } : { orientation: "h", y: -0.25 }, uirevision: "kept",
     };
   }
 
