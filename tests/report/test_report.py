@@ -8,6 +8,7 @@ import subprocess
 import threading
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import pytest
 
@@ -171,8 +172,22 @@ def test_what_the_paper_says_of_the_bandits():
             "adpo": {"a": [0.4, 0], "b": [0.2, 0]},
         }
     }
-    (claim,) = claims.claims_of("bandits", {"summary": summary})
-    assert claim.here == "sampled WinMass is highest, of 2 scenarios: trpo in 1; adpo in 1"
+    first, *others = claims.claims_of("bandits", {"summary": summary})
+    assert first.here == "sampled WinMass is highest, of 2 scenarios: trpo in 1; adpo in 1"
+    assert [claim.here for claim in others] == [claims.NOT_HERE] * 3
+    sampled = {"dpo-hard": {"shift-easy": [0.4, 0]}, "dpo-soft": {"shift-easy": [0.5, 0]}}
+    sampled |= {method: {"shift-easy": [0.6, 0]} for method in ("trpo", "adpo-raw", "ppo-clip")}
+    claim = claims.claims_of("bandits", {"summary": {"sampled": sampled}})[2]
+    assert claim.here == "adpo-raw over the better DPO, sampled WinMass: shift +20.0%"
+
+
+@pytest.mark.parametrize(
+    ("experiment", "found"),
+    [("distill", "ADPO anchored target: 0.0151"), ("listwise", "over dpo-all -0.1 [-0.6, +0.3]")],
+)
+def test_claims_of_results_that_are_kept(experiment, found):
+    kept = json.loads((Path(__file__).parents[2] / "docs" / "results" / f"{experiment}.json").read_text())
+    assert found in claims.claims_of(experiment, kept)[-1].here
 
 
 def typed(*arguments):

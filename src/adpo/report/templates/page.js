@@ -12,7 +12,7 @@
 
   function layout(chart) {
     const axis = (title) => ({ title: { text: plain(title), font: { size: 11 } }, gridcolor: line(), zerolinecolor: line(), automargin: true, tickformat: ".4~g" });
-    const many = chart.series.filter((series) => !series.faint).length > 8; // beside the chart, where they can be scrolled
+    const many = (chart.series || []).filter((series) => !series.faint).length > 8; // beside the chart, where they can be scrolled
     return {
       title: { text: plain(chart.title), font: { size: 13 } }, margin: { l: 50, r: 10, t: 36, b: 40 },
       paper_bgcolor: "transparent", plot_bgcolor: "transparent", font: { color: ink(), size: 11 },
