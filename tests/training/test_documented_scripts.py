@@ -12,6 +12,7 @@ pytest.importorskip("trl")
 import torch
 from datasets import Dataset
 
+from adpo.lm import preferences
 from adpo.lm.embedded import WarmUp, make_model, make_tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -50,3 +51,38 @@ def test_scripts_run(page, tmp_path, monkeypatch):
     assert trainer is None or trainer.state.global_step > 0
     if page.name == "reward.md":
         assert given["concise"](["water is wet", "dry"], ["water", "water"]) == [0.25, 0.0]
+
+
+ROWS = re.compile(r"^( *)```json\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", ["prefer.md", "howto/preferences.md"])
+def test_rows_in_the_documents_are_preferences(name, tmp_path):
+    blocks = [textwrap.dedent(block) for _, block in ROWS.findall((ROOT / "docs" / name).read_text())]
+    assert blocks
+    for number, block in enumerate(blocks):
+        (tmp_path / f"{number}.jsonl").write_text(block)
+        found = list(preferences.read(tmp_path / f"{number}.jsonl"))
+        assert len(found) == len(block.splitlines())
+        assert not [row for row in found if isinstance(row, preferences.BadRow)]
+
+
+def test_what_becomes_of_a_script_of_grpo_trains(tmp_path):
+    """The lines that the page keeps and adds, on a small model."""
+    (changes,) = re.findall(
+        r"^```diff\n(.*?)^```$", (ROOT / "docs/from_grpo.md").read_text(), re.DOTALL | re.MULTILINE
+    )
+    after = "\n".join(line[1:] for line in changes.splitlines() if not line.startswith("-"))
+    here = f"output_dir={str(tmp_path)!r}, use_cpu=True, bf16=False, report_to=[],"
+    short = f"{here} max_steps=2, max_completion_length=4,"
+    assert 'output_dir="out",' in after
+    folder = tmp_path / "model"
+    make_model(WarmUp(hidden=32, layers=1)).save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    given = {
+        "model": str(folder),
+        "data": Dataset.from_list(PROMPTS),
+        "reward": lambda completions, **_: [float(len(text) % 2) for text in completions],
+    }
+    exec(compile(after.replace('output_dir="out",', short), "from_grpo.md", "exec"), given)
+    assert given["trainer"].state.global_step == 2
