@@ -237,6 +237,16 @@ def test_the_anchored_teacher_is_reached_from_every_anchor(seed, tau):
     close(biased, normalised(anchor.exp() * teacher.exp() ** tau), 1e-5)
 
 
+def test_without_an_anchor_nothing_holds_a_student_back():
+    """However far the teacher is; an anchor with tau 0.4 keeps the student between the two."""
+    teacher = torch.log_softmax(4 * random(2, 5), 1)
+    even = torch.log_softmax(torch.zeros_like(teacher), 1)
+    alone = minimise(adpo.presets.kd(), torch.zeros_like(teacher), teacher_logp=teacher)
+    close(alone, teacher.exp(), 1e-5)
+    held = minimise(adpo.Objective(adpo.teacher(), tau=0.4), even, teacher_logp=teacher)
+    assert torch.all((held * (held.log() - even)).sum(1) < 0.7 * (alone * (alone.log() - even)).sum(1))
+
+
 @settings(max_examples=10)
 @given(seed=seeds, tau=taus)
 def test_a_dynamic_anchor_is_multiplicative_weights(seed, tau):

@@ -108,6 +108,21 @@ def test_a_run_ends_with_figures_answers_checkpoint_and_summary(train, model):
         assert of_best == min(member["c"] for member in group["members"])  # what is rewarded most is raised most
 
 
+def test_a_run_that_ends_while_its_folder_is_opened_can_be_resumed(train, tmp_path, monkeypatch):
+    """Settings are written first: what is there then is a run."""
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("adpo.training.folder.write_json", killed)
+        with pytest.raises(AssertionError):
+            train()
+    assert (tmp_path / "out" / "settings.json").exists()
+    out, _ = train("--resume")
+    assert (out / "origin.json").exists()
+
+
 def test_a_run_begins_with_the_weights_of_another(train, tmp_path):
     first, _ = train("--learning_rate", "1e-2", out=tmp_path / "first")
     before = json.loads((first / "summary.json").read_text())["accuracy_after"]

@@ -87,9 +87,9 @@ def _leftover(path: Path) -> bool:
 def open_folder(order: Ordered[Any], origin: dict[str, str]) -> None:
     """Make it, and note what was asked for, and where a run comes from when it begins."""
     order.out.mkdir(parents=True, exist_ok=True)
+    write_text(order.out / SETTINGS, _noted(order))  # first: from here on the run can be resumed
     if not (order.out / ORIGIN).exists():
         write_json(order.out / ORIGIN, origin)
-    write_text(order.out / SETTINGS, _noted(order))
 
 
 def how_to_go_on(command: str, folder: Path, stopped: str) -> str:

@@ -84,7 +84,7 @@ GEOMETRY: list[list[Shown]] = [
         Shown("log-probabilities, from zero", f"{ANCHORS}::test_zero_has_no_log_probabilities"),
         Shown("the teacher", f"{DIVERGENCES}::test_every_divergence_is_zero_at_the_target_and_positive_elsewhere"),
         Shown("Fisher matrix of softmax", f"{PAPER}::test_forward_kl_is_locally_the_fisher_quadratic_form"),
-        Shown("none", f"{ANCHORS}::test_zero_has_no_log_probabilities"),
+        Shown("none", f"{PAPER}::test_without_an_anchor_nothing_holds_a_student_back"),
     ],
     [
         Shown("TRPO", f"{BASELINES}::test_trpo_improves_and_stays_in_its_region"),
