@@ -21,6 +21,7 @@ from rich.table import Table
 import adpo
 from adpo.extras import require
 from adpo.reproduce import reproduce
+from adpo.tuning_commands import tune
 from adpo.verl_commands import verl_config, verl_data
 
 app = typer.Typer(
@@ -152,45 +153,7 @@ def evaluate(
     command.evaluate(checkpoint, before, context.args, samples, temperature, max_new_tokens, out, seed)
 
 
-class Tuned(StrEnum):
-    """Jobs whose settings can be chosen by trying them out."""
-
-    train = "train"
-    prefer = "prefer"
-
-
-@app.command(context_settings=ANY_KEY)
-def tune(
-    context: typer.Context,
-    job: Annotated[Tuned, typer.Argument(help="What is run for every trial.")],
-    trials: Annotated[int, typer.Option(min=1, help="Settings to try, earlier ones of --out included.")] = 20,
-    ranges: Annotated[
-        list[str] | None, typer.Option("--range", help="name=low:high, once more or instead; may be repeated.")
-    ] = None,
-    out: Annotated[Path, typer.Option(help="Folder of the study.")] = Path("runs/tune"),
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the study in --out.")] = False,
-    population: Annotated[
-        int | None, typer.Option(min=2, help="Population-based training of so many members, instead of trials.")
-    ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Of a population.")] = 4,
-    seed: Seed = 0,
-) -> None:
-    """Choose tau, beta, the schedule's weights and the learning rate of a job by trying them out.
-
-    What follows is given to the job as it is: adpo tune train --max_steps 100 --tau_schedule hybrid. A setting
-    that is given so is not tried. See docs/tune.md.
-    """
-    require("tune", "tune", "optuna", "matplotlib", "trl")
-    from adpo.tuning import command
-    from adpo.tuning.population import Plan
-    from adpo.tuning.study import Order
-
-    console = Console()
-    order = Order(out, trials, resume, lambda line: console.print(line, markup=False, highlight=False))
-    plan = None if population is None else Plan(population, rounds)
-    command.tune(job.value, context.args, ranges or [], seed, order, console, plan)
-
-
+app.command(context_settings=ANY_KEY)(tune)
 app.add_typer(reproduce, name="reproduce")
 
 

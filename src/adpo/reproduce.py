@@ -214,6 +214,33 @@ def geometry(
     watch.tell(f"Results: {out / 'results.json'}")
 
 
+class DefaultsPreset(StrEnum):
+    """How many studies there are."""
+
+    smoke = "smoke"
+    cpu = "cpu"
+
+
+@reproduce.command()
+def defaults(
+    preset: Annotated[
+        DefaultsPreset, typer.Option(help="smoke: a minute; cpu: six studies of the package's jobs, two hours.")
+    ] = DefaultsPreset.smoke,
+    out: Annotated[Path, typer.Option(help="Folder of the studies.")] = Path("runs/defaults"),
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where an earlier run in --out stopped.")] = False,
+) -> None:
+    """Settings to begin with: studies of adpo tune, held against the jobs as they are."""
+    require("defaults", "tune", "optuna", "matplotlib")
+    from adpo.experiments.tables import terminal
+    from adpo.tuning import defaults as studies
+
+    watch = _Watch()
+    found = studies.reproduce(preset.value, out, resume, lambda line: watch.console.print(line, markup=False))
+    for table in terminal([studies.to_begin_with(found)]):
+        watch.console.print(table)
+    watch.tell(f"Results: {out / 'results.json'}")
+
+
 class _Watch:
     """A bar while a command works, and how long it took."""
 

@@ -19,11 +19,11 @@ from typer.testing import CliRunner
 from adpo.cli import app
 from adpo.lm.embedded import WarmUp, make_model, make_tokenizer
 from adpo.training.keys import read_yaml
-from adpo.tuning import study, summary, trials
+from adpo.tuning import summary
 from adpo.tuning.population import Plan, raised
 from adpo.tuning.spaces import Range, parsed, space
 from adpo.tuning.study import Order, tuned
-from adpo.tuning.trials import Job, Outcome, accuracies, carried_out
+from adpo.tuning.trials import Job, Outcome, accuracies
 
 SPACE = {"tau": Range(0.1, 10.0)}
 STAND_IN = """
@@ -111,13 +111,13 @@ def test_a_study_finds_what_is_best(tmp_path, stand_in):
     assert "pruned" in {trial["state"] for trial in found["trials"]}  # what is far behind is given up
     kept = list((tmp_path / "out").glob("*/best/model.safetensors"))
     assert len(kept) == 1  # of the best alone
-    assert json.loads((kept[0].parent / "accuracy.json").read_text())["accuracy"] == best["accuracy"]
+    assert json.loads((kept[0].parent / "accuracy.json").read_text())["accuracy"] == best["score"]
     assert not list((tmp_path / "out").glob("*/checkpoint-*"))
 
 
 def test_a_study_goes_on_as_if_it_had_not_been_interrupted(tmp_path, stand_in, monkeypatch):
     whole = tuned(Job("train", (), 3), SPACE, Order(tmp_path / "whole", 12))
-    tried = trials.carried_out
+    tried = Job.carried_out
 
     def killed(job, folder, *rest):
         if folder.name == "trial-005" and not folder.exists():
@@ -126,7 +126,7 @@ def test_a_study_goes_on_as_if_it_had_not_been_interrupted(tmp_path, stand_in, m
             raise KeyboardInterrupt
         return tried(job, folder, *rest)
 
-    monkeypatch.setattr(study.trials, "carried_out", killed)
+    monkeypatch.setattr(Job, "carried_out", killed)
     with pytest.raises(KeyboardInterrupt):
         tuned(Job("train", (), 3), SPACE, Order(tmp_path / "out", 12))
     stand_in.clear()
@@ -134,7 +134,7 @@ def test_a_study_goes_on_as_if_it_had_not_been_interrupted(tmp_path, stand_in, m
     assert stand_in[0][0] == "trial-005"  # first what was interrupted, in its folder
     assert stand_in[0][2] == ["--resume"]
     assert [trial["values"] for trial in found["trials"]] == [trial["values"] for trial in whole["trials"]]
-    assert [trial["accuracy"] for trial in found["trials"]] == [trial["accuracy"] for trial in whole["trials"]]
+    assert [trial["score"] for trial in found["trials"]] == [trial["score"] for trial in whole["trials"]]
     with pytest.raises(ValueError, match="--resume goes on with it"):
         tuned(Job("train", (), 3), SPACE, Order(tmp_path / "out", 12))
     with pytest.raises(ValueError, match="has other settings"):
@@ -159,7 +159,7 @@ def test_a_trial_that_is_behind_is_ended(tmp_path, stand_in):
         looks.append((step, accuracy))
         return True
 
-    found = carried_out(Job("train", ("slow",), 0), tmp_path / "trial", {"tau": 1.0}, look, every=0.05)
+    found = Job("train", ("slow",), 0).carried_out(tmp_path / "trial", {"tau": 1.0}, look, every=0.05)
     assert found == Outcome(None, "behind the others", behind=True)
     assert looks == [(1, 0.5)]
     assert accuracies(tmp_path / "trial") == [(1, 0.5)]  # not the line that is half written
@@ -177,9 +177,9 @@ def test_a_population_follows_its_best(tmp_path, stand_in):
     assert all(
         low <= tau <= high for tau, low, high in zip(first, edges[:-1], edges[1:], strict=True)
     )  # spread evenly
-    assert any(run["accuracy"] is None for run in rounds[0])  # one has diverged: its place is taken
+    assert any(run["score"] is None for run in rounds[0])  # one has diverged: its place is taken
     for before, after in pairwise(rounds):
-        reached = {run["folder"]: -1.0 if run["accuracy"] is None else run["accuracy"] for run in before}
+        reached = {run["folder"]: -1.0 if run["score"] is None else run["score"] for run in before}
         best = sorted(reached, key=reached.get)[-2:]
         taken = [run for run in after if run["start"] != before[run["member"]]["folder"]]
         assert len(taken) >= 1
@@ -189,9 +189,9 @@ def test_a_population_follows_its_best(tmp_path, stand_in):
             factor = run["values"]["tau"] / source["tau"]
             assert min(abs(factor - 1.25), abs(factor - 0.8)) < 0.01
             assert 0.0 <= run["values"]["other"] <= 1.0
-    mean = [sum(run["accuracy"] or 0.0 for run in each) / 8 for each in rounds]
+    mean = [sum(run["score"] or 0.0 for run in each) / 8 for each in rounds]
     assert mean[-1] > mean[0] + 0.1
-    assert found["lineage"][-1]["accuracy"] == max(run["accuracy"] for run in rounds[-1])
+    assert found["lineage"][-1]["score"] == max(run["score"] for run in rounds[-1])
     assert [run["round"] for run in found["lineage"]] == [0, 1, 2, 3]
     assert (tmp_path / "out" / found["model"] / "model.safetensors").exists()
     assert not list((tmp_path / "out" / "round-1").glob("*/best/model.safetensors"))
@@ -199,7 +199,7 @@ def test_a_population_follows_its_best(tmp_path, stand_in):
     (tmp_path / "out" / "population.json").write_text(json.dumps({"runs": runs[:13]}))
     for folder in [tmp_path / "out" / run["folder"] for run in runs[13:]]:
         shutil.rmtree(folder)
-    for run in (run for run in runs[:13] if run["accuracy"] is not None):  # as it was then
+    for run in (run for run in runs[:13] if run["score"] is not None):  # as it was then
         (tmp_path / "out" / run["folder"] / "best" / "model.safetensors").write_text("weights")
     again = raised(job, both, replace(order, resume=True), plan)
     assert again["lineage"] == found["lineage"]

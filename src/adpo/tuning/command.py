@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from adpo.experiments.tables import markdown, terminal
+from adpo.extras import require
 from adpo.files import write_json, write_text
 from adpo.training.keys import parse_pairs, read_yaml
-from adpo.tuning import summary
+from adpo.tuning import confirmation, summary
+from adpo.tuning.experiments import EXPERIMENTS
 from adpo.tuning.figures import draw
 from adpo.tuning.population import Plan, raised
-from adpo.tuning.spaces import space
+from adpo.tuning.spaces import Range, space, with_ranges
 from adpo.tuning.study import RESULTS, Order, tuned
-from adpo.tuning.trials import Job
+from adpo.tuning.trials import Job, Tried
+
+NEEDS = {
+    "train": ("lm", "trl"),
+    "prefer": ("lm", "trl"),
+    "bandits": ("report", "matplotlib"),
+    "distill": ("control", "gymnasium", "mujoco"),
+    "reasoning": ("lm", "trl", "math_verify"),
+}
+"""Of a job: the extra with its packages, beside what tuning needs."""
+SETTINGS = "best.yaml"
+OF_TUNE = ("out", "resume", "seed", "dry_run")
 
 
 def tune(
@@ -26,29 +40,71 @@ def tune(
     order: Order,
     console: Console,
     plan: Plan | None = None,
+    confirm: int = 0,
 ) -> None:
-    """Try out, then write what follows: results, tables, a figure, a file for ``--config``."""
-    if plan is not None and job != "train":
-        raise ValueError("--population is for adpo tune train")
-    data = list(words[:1]) if words and not words[0].startswith("--") else []
-    typed = parse_pairs(words[len(data) :])
-    for name in ("out", "resume", "seed", "dry_run"):
-        typed.pop(name, None)
-    config = typed.pop("config", None)
-    in_file = read_yaml(Path(str(config))) if config is not None else {}
-    asked, tried = Job(job, tuple(words), seed), space(job, typed, ranges, in_file)
-    found = tuned(asked, tried, order) if plan is None else raised(asked, tried, order, plan)
-    write_json(order.out / RESULTS, found)
-    tables = [summary.recommended(found), summary.every(found)]
-    if plan is not None:
-        tables.insert(0, summary.lineage(found))
-    write_text(order.out / "tables.md", markdown(tables))
-    write_text(order.out / "best.yaml", summary.config(found, {**in_file, **typed}))
-    draw(found, order.out)
-    for table in terminal(tables[:-1]):
+    """Try out, and tell what follows."""
+    found = studied(job, words, ranges, seed, order, plan, confirm)
+    for table in terminal(_tables(found)[:-1]):
         console.print(table)
     if plan is not None:
         console.print(f"Weights of the winner: {order.out / found['model']}")
-    told: Path = order.out / "best.yaml"
-    again = " ".join(["adpo", job, *data, "--config", str(told)])
-    console.print(f"{again} is the best of them; all trials: {order.out / 'tables.md'}")
+    told = order.out / SETTINGS
+    if job in EXPERIMENTS:
+        console.print(f"{told} is the best of them; all trials: {order.out / 'tables.md'}")
+    else:
+        again = " ".join(["adpo", job, *_data(words), "--config", str(told)])
+        console.print(f"{again} is the best of them; all trials: {order.out / 'tables.md'}")
+
+
+def studied(
+    job: str,
+    words: Sequence[str],
+    ranges: Sequence[str],
+    seed: int,
+    order: Order,
+    plan: Plan | None = None,
+    confirm: int = 0,
+) -> dict[str, Any]:
+    """A study, and what is written of it: results, tables, a figure, settings to use."""
+    require(f"tune {job}", *NEEDS[job])
+    if plan is not None and (job != "train" or confirm):
+        raise ValueError("--population is for adpo tune train, without --confirm")
+    asked, tried, settings = _asked(job, words, ranges, seed)
+    if plan is not None and isinstance(asked, Job):
+        found = raised(asked, tried, order, plan)
+    else:
+        found = tuned(asked, tried, order)
+    if confirm:
+        found["confirmed"] = confirmation.confirmed(asked, found, order, confirm)
+    write_json(order.out / RESULTS, found)
+    write_text(order.out / "tables.md", markdown(_tables(found)))
+    write_text(order.out / SETTINGS, summary.config(found, settings))
+    draw(found, order.out)
+    return found
+
+
+def _asked(
+    job: str, words: Sequence[str], ranges: Sequence[str], seed: int
+) -> tuple[Tried, dict[str, Range], Mapping[str, Any]]:
+    """The job, what is tried, and what was given."""
+    typed = parse_pairs(words[len(_data(words)) :])
+    if job in EXPERIMENTS:
+        experiment = EXPERIMENTS[job](tuple(words), seed)
+        return experiment, with_ranges(experiment.space(), typed, ranges), typed
+    for name in OF_TUNE:
+        typed.pop(name, None)
+    config = typed.pop("config", None)
+    in_file = read_yaml(Path(str(config))) if config is not None else {}
+    return Job(job, tuple(words), seed), space(job, typed, ranges, in_file), {**in_file, **typed}
+
+
+def _data(words: Sequence[str]) -> list[str]:
+    """The name of data, which may stand before all settings."""
+    return list(words[:1]) if words and not words[0].startswith("--") else []
+
+
+def _tables(found: dict[str, Any]) -> list[Any]:
+    """What to use comes first, every trial last."""
+    first = [confirmation.table(found)] if "confirmed" in found else []
+    raised_by = [summary.lineage(found)] if "lineage" in found else []
+    return [*first, *raised_by, summary.recommended(found), summary.every(found)]

@@ -83,26 +83,26 @@ def _ran(job: Job, order: Order, number: int, place: int, member: dict[str, Any]
     folder = order.out / f"round-{number}" / f"member-{place:02d}"
     words = () if member["start"] is None else ("--start", str(order.out / member["start"] / BEST))
     of_round = Job(job.name, (*job.words, *words), job.seed)
-    found = trials.carried_out(of_round, folder, member["values"], lambda *_: False)
+    found = of_round.carried_out(folder, member["values"], lambda *_: False)
     told = ", ".join(f"{name} {value:g}" for name, value in member["values"].items())
     order.say(f"round {number}, member {place}: {told}: {found}")
     return {
         "round": number,
         "member": place,
         **member,
-        "accuracy": found.accuracy,
+        "score": found.score,
         "folder": str(folder.relative_to(order.out)),
     }
 
 
 def _next(ended: list[dict[str, Any]], space: dict[str, Range], draw: random.Random) -> list[dict[str, Any]]:
     """Everyone goes on from what it has; the worst from what one of the best has."""
-    order = sorted(ended, key=lambda run: -1.0 if run["accuracy"] is None else run["accuracy"])
+    order = sorted(ended, key=lambda run: -1.0 if run["score"] is None else run["score"])
     few = max(1, round(REPLACED * len(order)))
-    if order[-1]["accuracy"] is None:
+    if order[-1]["score"] is None:
         raise ValueError("every member of the population failed: look at the log.txt files of the round")
-    best = [run for run in order[-few:] if run["accuracy"] is not None]
-    gone = {run["member"] for run in order[:few]} | {run["member"] for run in ended if run["accuracy"] is None}
+    best = [run for run in order[-few:] if run["score"] is not None]
+    gone = {run["member"] for run in order[:few]} | {run["member"] for run in ended if run["score"] is None}
     members = []
     for run in sorted(ended, key=lambda run: int(run["member"])):
         if run["member"] not in gone:
@@ -135,7 +135,7 @@ def _tidy(out: Path, number: int, ended: list[dict[str, Any]]) -> None:
 
 def _results(job: Job, space: dict[str, Range], runs: list[dict[str, Any]]) -> dict[str, Any]:
     last = max(run["round"] for run in runs)
-    winner = max((run for run in runs if run["round"] == last), key=lambda run: run["accuracy"] or -1.0)
+    winner = max((run for run in runs if run["round"] == last), key=lambda run: run["score"] or -1.0)
     line, run = [winner], winner
     while run["start"] is not None:
         run = next(each for each in runs if each["folder"] == run["start"])
@@ -143,11 +143,11 @@ def _results(job: Job, space: dict[str, Range], runs: list[dict[str, Any]]) -> d
     return {
         **described(job, space),
         "trials": [
-            {"values": run["values"], "accuracy": run["accuracy"], "state": "complete", "round": run["round"]}
+            {"values": run["values"], "score": run["score"], "state": "complete", "round": run["round"]}
             for run in runs
-            if run["accuracy"] is not None
+            if run["score"] is not None
         ],
         "importance": {},
-        "lineage": [{"round": run["round"], "values": run["values"], "accuracy": run["accuracy"]} for run in line],
+        "lineage": [{"round": run["round"], "values": run["values"], "score": run["score"]} for run in line],
         "model": str(Path(winner["folder"]) / BEST),
     }

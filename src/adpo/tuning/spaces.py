@@ -59,7 +59,12 @@ def space(
         found = {"learning_rate": RATES[job], **SCHEDULES.get(schedule, {})}
         if target in WITH_BETA:
             found["reward_beta"] = Range(0.2, 5.0)
-    found = {name: bounds for name, bounds in found.items() if name not in given}
+    return with_ranges({name: bounds for name, bounds in found.items() if name not in given}, typed, ranges)
+
+
+def with_ranges(space: Mapping[str, Range], typed: Mapping[str, Any], ranges: Sequence[str]) -> dict[str, Range]:
+    """What is tried, with the ranges that a user gave."""
+    found = dict(space)
     for words in ranges:
         name, bounds = parsed(words)
         if name in typed:

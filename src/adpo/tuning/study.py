@@ -18,7 +18,7 @@ from adpo.files import read_json, write_json
 from adpo.provenance import provenance
 from adpo.tuning import trials
 from adpo.tuning.spaces import Range
-from adpo.tuning.trials import Job, Outcome
+from adpo.tuning.trials import Outcome, Tried
 
 JOURNAL, ORDER, RESULTS = "study.log", "study.json", "results.json"
 LEAST_FOR_IMPORTANCE = 8
@@ -36,7 +36,7 @@ class Order:
     say: Callable[[str], None] = lambda _: None
 
 
-def tuned(job: Job, space: dict[str, Range], order: Order) -> dict[str, Any]:
+def tuned(job: Tried, space: dict[str, Range], order: Order) -> dict[str, Any]:
     """As many trials as are asked for, those of an earlier call included."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     logging.getLogger("optuna").setLevel(logging.WARNING)
@@ -57,16 +57,16 @@ def tuned(job: Job, space: dict[str, Range], order: Order) -> dict[str, Any]:
         trial = study.ask()
         values = {name: bounds.suggested(trial, name) for name, bounds in space.items()}
         found = _tried(job, study, trial, values, order)
-        failures = failures + 1 if found.accuracy is None and not found.behind else 0
+        failures = failures + 1 if found.score is None and not found.behind else 0
         if failures == MOST_FAILURES:
             raise ValueError(f"{MOST_FAILURES} trials in a row failed, the last with {found}")
         write_json(order.out / RESULTS, results(job, space, study))
     return results(job, space, study)
 
 
-def opened(job: Job, space: dict[str, Range], order: Order, more: Mapping[str, int] | None = None) -> None:
+def opened(job: Tried, space: dict[str, Range], order: Order, more: Mapping[str, int] | None = None) -> None:
     """A folder of its own; one that is there is gone on with only by who asked for the same."""
-    description = {**job.described(), **(more or {})}
+    description = {**asked(job), **(more or {})}
     description["space"] = {name: list(bounds) for name, bounds in space.items()}
     known = order.out / ORDER
     if known.exists():
@@ -103,15 +103,15 @@ def _answered(study: Any) -> list[Any]:
     return [trial for trial in study.trials if trial.state in (TrialState.COMPLETE, TrialState.PRUNED)]
 
 
-def _tried(job: Job, study: Any, trial: Any, values: dict[str, float], order: Order) -> Outcome:
+def _tried(job: Tried, study: Any, trial: Any, values: dict[str, float], order: Order) -> Outcome:
     folder = _folder(trial, order)
-    found = trials.carried_out(job, folder, values, partial(_behind, study, trial))
+    found = job.carried_out(folder, values, partial(_behind, study, trial))
     told = ", ".join(f"{name} {value:g}" for name, value in values.items())
-    if found.accuracy is None:
+    if found.score is None:
         trial.set_user_attr("why", found.why)
         study.tell(trial, state=TrialState.PRUNED if found.behind else TrialState.FAIL)
     else:
-        study.tell(trial, found.accuracy)
+        study.tell(trial, found.score)
     best = [each for each in study.trials if each.state == TrialState.COMPLETE]
     leader = max(best, key=lambda each: each.value).number if best else -1
     trials.tidied(folder, kept=leader == trial.number)
@@ -122,28 +122,34 @@ def _tried(job: Job, study: Any, trial: Any, values: dict[str, float], order: Or
     return found
 
 
-def _behind(study: Any, trial: Any, step: int, accuracy: float) -> bool:
+def _behind(study: Any, trial: Any, step: int, score: float) -> bool:
     if step not in study.trials[trial.number].intermediate_values:
-        trial.report(accuracy, step)
+        trial.report(score, step)
     return bool(trial.should_prune())
 
 
-def results(job: Job, space: dict[str, Range], study: Any) -> dict[str, Any]:
+def results(job: Tried, space: dict[str, Range], study: Any) -> dict[str, Any]:
     """Everything that was tried, and which settings follow from it."""
     lines = []
     for trial in study.trials:
         values = {name: float(f"{value:.3g}") for name, value in trial.params.items()}
         last = max(trial.intermediate_values.items(), default=(0, None))[1]
-        accuracy = trial.value if trial.state == TrialState.COMPLETE else last
+        score = trial.value if trial.state == TrialState.COMPLETE else last
         if trial.state in (TrialState.COMPLETE, TrialState.PRUNED):
-            lines.append({"values": values, "accuracy": accuracy, "state": trial.state.name.lower()})
+            lines.append({"values": values, "score": score, "state": trial.state.name.lower()})
     return {**described(job, space), "trials": lines, "importance": _importance(study)}
 
 
-def described(job: Job, space: dict[str, Range]) -> dict[str, Any]:
+def described(job: Tried, space: dict[str, Range]) -> dict[str, Any]:
     """What results begin with."""
     bounds = {name: each._asdict() for name, each in space.items()}
-    return {"experiment": "tune", **job.described(), "space": bounds, "provenance": provenance()}
+    known = {"experiment": "tune", **asked(job), "measure": job.measure}
+    return {**known, "space": bounds, "provenance": provenance()}
+
+
+def asked(job: Tried) -> dict[str, Any]:
+    """What is run, as it was typed."""
+    return {"job": job.name, "words": list(job.words), "seed": job.seed}
 
 
 def _importance(study: Any) -> dict[str, float]:

@@ -8,27 +8,28 @@ from typing import Any
 import yaml
 
 from adpo.experiments.tables import Lines
+from adpo.tuning import confirmation
 
 BEST_SHARE = 0.25
 
 
 def best_of(results: dict[str, Any]) -> dict[str, Any]:
-    """The trial with the highest accuracy; of a population, of its last round."""
+    """The trial with the highest score; of a population, of its last round."""
     if "lineage" in results:
         last: dict[str, Any] = results["lineage"][-1]
         return last
     ended = [trial for trial in results["trials"] if trial["state"] == "complete"]
     if not ended:
         raise ValueError("no trial has ended: there is nothing to recommend")
-    best: dict[str, Any] = max(ended, key=lambda trial: trial["accuracy"])
+    best: dict[str, Any] = max(ended, key=lambda trial: trial["score"])
     return best
 
 
 def recommended(results: dict[str, Any]) -> Lines:
     """Every setting: at the best trial, and where the best quarter of the trials lies."""
     best = best_of(results)
-    ended = [trial for trial in results["trials"] if trial["accuracy"] is not None]
-    ended.sort(key=lambda trial: -trial["accuracy"])
+    ended = [trial for trial in results["trials"] if trial["score"] is not None]
+    ended.sort(key=lambda trial: -trial["score"])
     top = ended[: max(1, round(BEST_SHARE * len(ended)))]
     rows = []
     for name, bounds in results["space"].items():
@@ -43,7 +44,7 @@ def recommended(results: dict[str, Any]) -> Lines:
                 "" if share is None else f"{share:.0%}",
             ]
         )
-    title = f"{results['job']}: {len(results['trials'])} trials, the best {best['accuracy']:.1%}"
+    title = f"{results['job']}: {len(results['trials'])} trials, the best {best['score']:.1%}"
     return Lines(title, ["setting", "best", f"of the best {len(top)}", "tried", "importance"], rows)
 
 
@@ -51,31 +52,36 @@ def lineage(results: dict[str, Any]) -> Lines:
     """Of a population: the settings by which the winner came about, round by round."""
     names = list(results["space"])
     rows = [
-        [str(run["round"]), *(f"{run['values'][name]:g}" for name in names), f"{run['accuracy']:.1%}"]
+        [str(run["round"]), *(f"{run['values'][name]:g}" for name in names), f"{run['score']:.1%}"]
         for run in results["lineage"]
     ]
-    return Lines("how the winner was raised", ["round", *names, "accuracy"], rows)
+    return Lines("how the winner was raised", ["round", *names, results["measure"]], rows)
 
 
 def every(results: dict[str, Any]) -> Lines:
     """All trials, the best first."""
     names = list(results["space"])
-    order = sorted(results["trials"], key=lambda trial: -(trial["accuracy"] or 0.0))
+    order = sorted(results["trials"], key=lambda trial: -(trial["score"] or 0.0))
     rows = [
         [
             *(f"{trial['values'][name]:g}" for name in names),
-            "" if trial["accuracy"] is None else f"{trial['accuracy']:.1%}",
+            "" if trial["score"] is None else f"{trial['score']:.1%}",
             "" if trial["state"] == "complete" else "given up",
         ]
         for trial in order
     ]
-    return Lines("all trials", [*names, "accuracy", ""], rows)
+    return Lines("all trials", [*names, results["measure"], ""], rows)
 
 
 def config(results: dict[str, Any], asked: Mapping[str, Any]) -> str:
-    """The best trial as a file for ``--config``: what was chosen, and what was asked for."""
-    best = best_of(results)
-    head = f"# adpo tune {results['job']}: best of {len(results['trials'])} trials, {best['accuracy']:.1%}\n"
-    chosen = "".join(f"{name}: {value:g}\n" for name, value in best["values"].items())
-    rest = {name: value for name, value in asked.items() if name not in best["values"]}
+    """What to use as a file for ``--config``: what was chosen, and what was asked for."""
+    if "confirmed" in results:
+        found = confirmation.winner(results["confirmed"])
+        values, reached = found["values"], f"{confirmation.mean(found['scores'])} % over other seeds"
+    else:
+        best = best_of(results)
+        values, reached = best["values"], f"{best['score']:.1%}"
+    head = f"# adpo tune {results['job']}: best of {len(results['trials'])} trials, {reached}\n"
+    chosen = "".join(f"{name}: {value:g}\n" for name, value in values.items())
+    rest = {name: value for name, value in asked.items() if name not in values}
     return head + chosen + (yaml.safe_dump(rest, sort_keys=False) if rest else "")

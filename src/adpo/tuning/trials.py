@@ -1,4 +1,4 @@
-"""One trial: the job as a user would type it, in a process of its own, watched by what it logs."""
+"""One trial of a command: the job as a user would type it, in a process of its own, watched by what it logs."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 from adpo.files import read_lines
 
@@ -21,33 +21,64 @@ PATIENCE = 20.0
 """Seconds for a job to end after it has been asked to."""
 
 
+Look = Callable[[int, float], bool]
+"""Is told a step and what was reached there; whether to give up."""
+
+
 @dataclass(frozen=True)
 class Outcome:
-    """The accuracy that a trial reached; where it has none, why."""
+    """What a trial reached, a share of what can be reached; where it has none, why."""
 
-    accuracy: float | None
+    score: float | None
     why: str = ""
     behind: bool = False  # given up because the others are better; else it failed
 
     def __str__(self) -> str:
-        return self.why if self.accuracy is None else f"{self.accuracy:.1%}"
+        return self.why if self.score is None else f"{self.score:.1%}"
+
+
+class Tried(Protocol):
+    """A job whose settings can be tried out."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def words(self) -> tuple[str, ...]: ...
+
+    @property
+    def seed(self) -> int: ...
+
+    @property
+    def measure(self) -> str:
+        """What its scores are."""
+
+    def with_seed(self, seed: int) -> Tried:
+        """The same job."""
+
+    def checked(self, folder: Path, values: Mapping[str, float], /) -> None:
+        """Complain about a mistake in the settings, before the first trial."""
+
+    def carried_out(self, folder: Path, values: Mapping[str, float], look: Look, /) -> Outcome:
+        """With these settings; settings that are not among them are as they are."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is typed."""
+    """A command, as it is typed."""
 
     name: str  # train or prefer
     words: tuple[str, ...]
     seed: int
+    measure: str = "accuracy on watched problems"
+
+    def with_seed(self, seed: int) -> Job:
+        return replace(self, seed=seed)
 
     def command(self, folder: Path, values: Mapping[str, float], more: Sequence[str] = ()) -> list[str]:
         chosen = [part for name, value in values.items() for part in (f"--{name}", f"{value:g}")]
         where = ["--out", str(folder), "--seed", str(self.seed)]
         return [sys.executable, "-m", "adpo", self.name, *self.words, *chosen, *where, *more]
-
-    def described(self) -> dict[str, Any]:
-        return {"job": self.name, "words": list(self.words), "seed": self.seed}
 
     def checked(self, folder: Path, values: Mapping[str, float]) -> None:
         """A mistake in the settings is told before the first trial, as the job tells it."""
@@ -57,32 +88,29 @@ class Job:
         if done.returncode:
             raise ValueError(_last_line(done.stderr).removeprefix("adpo: "))
 
-
-def carried_out(
-    job: Job, folder: Path, values: Mapping[str, float], look: Callable[[int, float], bool], every: float = 0.5
-) -> Outcome:
-    """The accuracy on watched problems of what the run keeps; ``look`` is told every one, and may end it."""
-    resume = ["--resume"] if (folder / SETTINGS).exists() else []
-    folder.mkdir(parents=True, exist_ok=True)
-    seen = 0
-    with (folder.parent / f"{folder.name}.{LOG}").open("a") as log:
-        process = subprocess.Popen(job.command(folder, values, resume), stdout=log, stderr=log)
-        try:
-            while process.poll() is None:
-                time.sleep(every)
-                looks = accuracies(folder)
-                for step, accuracy in looks[seen:]:
-                    if look(step, accuracy):
-                        return Outcome(None, "behind the others", behind=True)
-                seen = max(seen, len(looks))
-        finally:
-            _ended(process)
-    for step, accuracy in accuracies(folder)[seen:]:
-        look(step, accuracy)
-    if process.returncode == 0 and (folder / NOTE).exists():
-        return Outcome(float(json.loads((folder / NOTE).read_text())["accuracy"]))
-    said = _last_line((folder.parent / f"{folder.name}.{LOG}").read_text(errors="replace"))
-    return Outcome(None, f"exit code {process.returncode}: {said}")
+    def carried_out(self, folder: Path, values: Mapping[str, float], look: Look, every: float = 0.5) -> Outcome:
+        """The accuracy on watched problems of what the run keeps; ``look`` is told every one, and may end it."""
+        resume = ["--resume"] if (folder / SETTINGS).exists() else []
+        folder.mkdir(parents=True, exist_ok=True)
+        seen = 0
+        with (folder.parent / f"{folder.name}.{LOG}").open("a") as log:
+            process = subprocess.Popen(self.command(folder, values, resume), stdout=log, stderr=log)
+            try:
+                while process.poll() is None:
+                    time.sleep(every)
+                    looks = accuracies(folder)
+                    for step, accuracy in looks[seen:]:
+                        if look(step, accuracy):
+                            return Outcome(None, "behind the others", behind=True)
+                    seen = max(seen, len(looks))
+            finally:
+                _ended(process)
+        for step, accuracy in accuracies(folder)[seen:]:
+            look(step, accuracy)
+        if process.returncode == 0 and (folder / NOTE).exists():
+            return Outcome(float(json.loads((folder / NOTE).read_text())["accuracy"]))
+        said = _last_line((folder.parent / f"{folder.name}.{LOG}").read_text(errors="replace"))
+        return Outcome(None, f"exit code {process.returncode}: {said}")
 
 
 def accuracies(folder: Path) -> list[tuple[int, float]]:

@@ -65,7 +65,7 @@ def reproduce(name: str, methods: Sequence[str] | None, seeds: int | None, order
     """Run what is missing; write results, all and as a line for each run, tables and figures."""
     quiet()
     preset = _chosen(name, methods, seeds)
-    place = Place(preset, _start(preset, order).unpacked(), order.data)
+    place = placed(preset, order)
     description = {
         "experiment": "reasoning",
         "preset": name,
@@ -104,6 +104,11 @@ def reproduce(name: str, methods: Sequence[str] | None, seeds: int | None, order
     (order.out / "tables.md").write_text(markdown(tables(results)))
     draw(results, order.out)
     return results
+
+
+def placed(preset: Preset, order: Order) -> Place:
+    """The start of a preset, or the one that is asked for, ready to be trained."""
+    return Place(preset, _start(preset, order).unpacked(), order.data)
 
 
 def warm_up(name: str, order: Order, epochs: int) -> str:
