@@ -56,7 +56,7 @@ def winner(found: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def beyond_doubt(found: list[dict[str, Any]], one: dict[str, Any]) -> bool:
-    """Better than the job as it is at 5 %, by paired t-tests; Holm's correction, as there are several finalists."""
+    """Better than the job as it is at 5 %: paired t-tests, Holm corrected, as there are several finalists."""
     usual, *others = found
     whole = [each for each in others if None not in each["scores"]]
     if one is usual or None in usual["scores"] or len(usual["scores"]) < 2:
