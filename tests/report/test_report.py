@@ -20,11 +20,13 @@ from typer.testing import CliRunner
 
 from adpo.cli import app
 from adpo.experiments.geometry import run as geometry
+from adpo.experiments.tables import ShownBy
 from adpo.report import claims
 from adpo.report.page import page, sections_of
 from adpo.report.server import HERE, server
 
 EVIL = "</pre></script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
+REPOSITORY = Path(__file__).parents[2]
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
 
@@ -104,6 +106,16 @@ def test_an_experiment(drawn):
     assert {"commit", "torch"} <= section.facts.keys()
     assert [table.title for table in section.tables][1:] == ["taxonomy", "geometry"]
     assert section.tables[1].rows[0][0] == "SFT"  # a link is its text
+    cells = [cell for table in section.tables[1:] for row in table.rows for cell in row]
+    assert len(cells) == 60
+    assert all(isinstance(cell, ShownBy) for cell in cells)
+    made = page([section])
+    for cell in cells:  # each leads to the test that shows it, which is named on the page and is there
+        place = section.tests[cell.test]
+        assert f'<a href="#{place}" title="{cell.test}">{escape(str(cell))}</a>' in made
+        assert f'<li id="{place}"><code>pytest {cell.test}</code></li>' in made
+        file, name = cell.test.split("::")
+        assert f"def {name}(" in (REPOSITORY / file).read_text()
     assert [frame.label for frame in section.surfaces[0].frames] == ["0.25", "0.5", "1", "2", "4"]
     assert section.pictures["figure1"].startswith("data:image/svg+xml;base64,")
     assert section.claims[1].here == "its bottom is at (2, 1), the anchor at (0, 0)"
@@ -134,6 +146,89 @@ def test_learning_curves_of_the_reasoning_experiment(tmp_path):
         "ADPO: 1 of 2 runs",
         claims.NOT_HERE,
     ]
+
+
+@pytest.fixture
+def experiments(tmp_path):
+    """Results that are kept, and some as a bandit experiment with two methods would leave them."""
+    folders = {name: tmp_path / name for name in ("bandits", "distill", "efficiency")}
+    for name, folder in folders.items():
+        folder.mkdir()
+        if name != "bandits":
+            shutil.copy(REPOSITORY / "docs" / "results" / f"{name}.json", folder / "results.json")
+
+    def runs(settings, *ends):
+        made = []
+        for method, end in zip(("trpo", "adpo-kde"), ends, strict=True):
+            curve = [
+                {"iteration": 0, "sampled": 0.1, "greedy": 0.2},
+                {"iteration": 20, "sampled": end, "greedy": end},
+            ]
+            made += [{"method": method, "seed": seed, "settings": settings, "curve": curve} for seed in (1, 2)]
+        return made
+
+    wide = {f"capacity-{width}-cauchy-medium": runs({}, 0.3, width / 512) for width in (64, 128)}
+    tried = [run for tau in (1.0, 4.0) for run in runs({"beta": 0.5, "tau": tau}, 0.0, tau / 8)]
+    tried = [run for run in tried if run["method"] == "adpo-kde"]
+    one = {"gaussian-easy": [0.5, 0.1], "all": [0.5, 0.1]}
+    summary = {
+        metric: {"trpo": one, "adpo-kde": {"gaussian-easy": [0.7, float("nan")]}}
+        for metric in ("sampled", "greedy")
+    }
+    cells = {"main-gaussian-easy": runs({}, 0.3, 0.5), "sensitivity": tried, **wide}
+    (folders["bandits"] / "results.json").write_text(json.dumps({"summary": summary, "cells": cells}))
+    return folders
+
+
+def test_charts_of_the_experiments(experiments):
+    bandits, distill, efficiency = sections_of(list(experiments.values()))
+    by_title = {chart.title: chart for chart in bandits.charts}
+    robust = by_title["WinMass of the sampled policy"].series
+    assert [(line.name, list(line.x), list(line.y)) for line in robust] == [
+        ("trpo", ["gaussian-easy"], [0.5]),
+        ("adpo-kde", ["gaussian-easy"], [0.7]),
+    ]
+    on_the_way = by_title["WinMass on the way, all scenarios"].series
+    assert [(line.name, line.x, line.y) for line in on_the_way] == [
+        ("trpo", [0, 20], [0.1, 0.3]),
+        ("adpo-kde", [0, 20], [0.1, 0.5]),
+    ]
+    capacity = by_title["heavy noise: the width of the policy"]
+    assert capacity.log_x
+    assert capacity.series[1].y == pytest.approx([0.125, 0.25])
+    (beta,) = by_title["kernel estimate: tau and beta, greedy"].series
+    assert (beta.name, beta.x, beta.y, beta.half) == ("beta 0.5", [1.0, 4.0], [0.125, 0.5], [0.0, 0.0])
+    kept = json.loads((experiments["distill"] / "results.json").read_text())["summary"]
+    steps = next(
+        chart for chart in distill.charts if chart.x == "gradient steps" and chart.title.startswith("Hopper")
+    )
+    for line in steps.series:
+        rows = [
+            row
+            for row in kept
+            if (row["study"], row["environment"], row["method"]) == ("steps", "Hopper-v5", line.name)
+        ]
+        assert dict(zip(line.x, line.y, strict=True)) == {row["value"]: row["stochastic_share"] for row in rows}
+        assert list(line.x) == sorted(line.x)
+    rows = json.loads((experiments["efficiency"] / "results.json").read_text())["rows"]
+    first = [row for row in rows if row["cell"] == rows[0]["cell"]]
+    (speeds,) = efficiency.charts[0].series
+    assert efficiency.charts[0].bars
+    assert speeds.y == pytest.approx([first[0]["seconds"] / row["seconds"] for row in first])
+
+
+def test_what_is_not_a_number_is_not_drawn(experiments, going_on):
+    """JSON has no NaN: a browser would read nothing of the page."""
+    log(going_on, 3, reward=float("nan"))
+    sections = sections_of([experiments["bandits"], going_on])
+    rewards = sections[1].drawn()["charts"][0]["series"][0]["y"]
+    assert rewards == [0.25, 0.5, None]
+    data = re.search(r'<script type="application/json"[^>]*>(.*?)</script>', page(sections), re.S)[1]
+
+    def refused(constant):
+        raise AssertionError(constant)
+
+    json.loads(data, parse_constant=refused)
 
 
 def test_a_job_without_results_yet(tmp_path):
@@ -278,11 +373,13 @@ def opened(address, profile):
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs a browser")
-def test_in_a_browser(tmp_path, going_on, drawn):
-    (tmp_path / "page.html").write_text(page(sections_of([going_on, drawn])))
+def test_in_a_browser(tmp_path, going_on, drawn, experiments):
+    folders = [going_on, drawn, *experiments.values()]
+    (tmp_path / "page.html").write_text(page(sections_of(folders)))
     seen = opened((tmp_path / "page.html").as_uri(), tmp_path / "profile")
     assert "<title>adpo</title>" in seen  # what the model wrote has not run
-    expected = sum(len(section.charts) + len(section.surfaces) for section in sections_of([going_on, drawn]))
+    expected = sum(len(section.charts) + len(section.surfaces) for section in sections_of(folders))
+    assert expected > 30
     assert seen.count('class="plot js-plotly-plot"') == expected
     assert "tau = 1" in seen
 

@@ -9,6 +9,19 @@ from typing import NamedTuple
 from rich.table import Table
 
 _LINK = re.compile(r"\[(.*?)\]\([^)]*\)")
+_TEST = re.compile(r"\[.*\]\((tests/[\w/]+\.py) '(\w+)'\)")
+
+
+class ShownBy(str):
+    """What a cell says, and the test that shows it."""
+
+    __slots__ = ("test",)
+    test: str
+
+    def __new__(cls, text: str, test: str) -> ShownBy:
+        made = super().__new__(cls, text)
+        made.test = test
+        return made
 
 
 class Lines(NamedTuple):
@@ -37,8 +50,10 @@ def markdown(tables: Iterable[Lines]) -> str:
 
 
 def read(text: str) -> list[Lines]:
-    """The tables of a Markdown file, with the headings above them; a link is its text.
+    """The tables of a Markdown file, with the headings above them; a link is its text, one to a test knows it.
 
+    >>> read("| a |\\n|---|\\n| [1](tests/test_core.py 'test_one') |\\n")[0].rows[0][0].test
+    'tests/test_core.py::test_one'
     >>> read("### one\\n\\n| a | b |\\n|---|---|\\n| 1 | [2](x 'y') |\\n")
     [Lines(title='one', columns=['a', 'b'], rows=[['1', '2']])]
     """
@@ -49,8 +64,14 @@ def read(text: str) -> list[Lines]:
             title = line.lstrip("# ")
         if line.startswith("|"):
             inner = line.strip().removeprefix("|").removesuffix("|")
-            rows.append([_LINK.sub(r"\1", cell.strip()).replace("**", "") for cell in inner.split(" | ")])
+            rows.append([_cell(cell.strip()) for cell in inner.split(" | ")])
         elif rows:
             found.append(Lines(title, rows[0], rows[2:]))
             rows = []
     return found
+
+
+def _cell(text: str) -> str:
+    said = _LINK.sub(r"\1", text).replace("**", "").replace("`", "")
+    test = _TEST.fullmatch(text)
+    return ShownBy(said, "::".join(test.groups())) if test else said

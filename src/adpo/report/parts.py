@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from adpo.experiments.tables import Lines
+from adpo.experiments.tables import Lines, ShownBy
 
 
 class Series(NamedTuple):
-    """A line of a chart."""
+    """A line of a chart, or bars of one colour."""
 
     name: str
-    x: Sequence[float]
+    x: Sequence[float | str]
     y: Sequence[float | None]
     faint: bool = False  # behind the others: one seed of several
+    half: Sequence[float | None] | None = None  # widths of the intervals, to one side
 
 
 class Chart(NamedTuple):
@@ -25,6 +27,9 @@ class Chart(NamedTuple):
     x: str
     y: str
     series: Sequence[Series]
+    log_x: bool = False
+    log_y: bool = False
+    bars: bool = False
 
 
 class Frame(NamedTuple):
@@ -85,12 +90,28 @@ class Section:
     pictures: dict[str, str] = field(default_factory=dict)  # name to data address
     notes: list[str] = field(default_factory=list)
 
+    @property
+    def tests(self) -> dict[str, str]:
+        """Tests that cells of its tables are shown by, and where on the page they are named."""
+        cells = (cell for table in self.tables for row in table.rows for cell in row)
+        named = dict.fromkeys(cell.test for cell in cells if isinstance(cell, ShownBy))
+        slug = "".join(letter if letter.isalnum() else "-" for letter in self.title)
+        return {test: f"{slug}-test-{number}" for number, test in enumerate(named, 1)}
+
     def drawn(self) -> dict[str, Any]:
         """What the page's script draws."""
-        charts = [
-            {**chart._asdict(), "series": [line._asdict() for line in chart.series]} for chart in self.charts
-        ]
+        charts = [{**chart._asdict(), "series": [_drawn(line) for line in chart.series]} for chart in self.charts]
         surfaces = [
             {**each._asdict(), "frames": [frame._asdict() for frame in each.frames]} for each in self.surfaces
         ]
         return {"charts": charts, "surfaces": surfaces}
+
+
+def _drawn(line: Series) -> dict[str, Any]:
+    """What is not finite is left out: no browser reads it."""
+    half = None if line.half is None else [_finite(value) for value in line.half]
+    return {**line._asdict(), "y": [_finite(value) for value in line.y], "half": half}
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

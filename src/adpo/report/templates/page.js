@@ -10,21 +10,32 @@
   const ink = () => getComputedStyle(root).getPropertyValue("--ink").trim();
   const line = () => getComputedStyle(root).getPropertyValue("--line").trim();
 
+  // Bars lie, so that what they are called can be read.
+  const bars = (chart) => (chart.bars ? chart.series.length * Math.max(...chart.series.map((series) => series.x.length)) : 0);
+
   function layout(chart) {
-    const axis = (title) => ({ title: { text: plain(title), font: { size: 11 } }, gridcolor: line(), zerolinecolor: line(), automargin: true, tickformat: ".4~g" });
+    const axis = (title, log) => ({ title: { text: plain(title), font: { size: 11 } }, gridcolor: line(), zerolinecolor: line(), automargin: true, tickformat: ".4~g", ...(log ? { type: "log" } : {}) });
     const many = (chart.series || []).filter((series) => !series.faint).length > 8; // beside the chart, where they can be scrolled
     return {
       title: { text: plain(chart.title), font: { size: 13 } }, margin: { l: 50, r: 10, t: 36, b: 40 },
       paper_bgcolor: "transparent", plot_bgcolor: "transparent", font: { color: ink(), size: 11 },
-      xaxis: axis(chart.x), yaxis: axis(chart.y), hovermode: "closest", autosize: true, legend: many ? { x: 1.02, y: 1, font: { size: 10 } } : { orientation: "h", y: -0.25 }, uirevision: "kept",
+      xaxis: chart.bars ? axis(chart.y, chart.log_y) : axis(chart.x, chart.log_x),
+      yaxis: chart.bars ? { ...axis(chart.x, false), autorange: "reversed" } : axis(chart.y, chart.log_y),
+      hovermode: "closest", autosize: true, legend: many ? { x: 1.02, y: 1, font: { size: 10 } } : { orientation: "h", y: -0.25 }, uirevision: "kept",
     };
+  }
+
+  function placed(chart, series) {
+    const at = series.x.map((value) => (typeof value === "string" ? plain(value) : value));
+    return chart.bars ? { type: "bar", orientation: "h", x: series.y, y: at } : { type: "scatter", x: at, y: series.y };
   }
 
   function traces(chart) {
     const names = [...new Set(chart.series.map((series) => series.name))];
     return chart.series.map((series) => ({
-      x: series.x, y: series.y, name: plain(series.name), legendgroup: plain(series.name), showlegend: !series.faint,
-      mode: series.x.length > 1 ? "lines" : "markers", opacity: series.faint ? 0.25 : 1,
+      ...placed(chart, series), name: plain(series.name), legendgroup: plain(series.name), showlegend: !series.faint && !(chart.bars && names.length === 1),
+      [chart.bars ? "error_x" : "error_y"]: { type: "data", array: series.half || [], visible: Boolean(series.half), thickness: 1, width: 2 },
+      mode: series.half ? "lines+markers" : series.x.length > 1 ? "lines" : "markers", opacity: series.faint ? 0.25 : 1,
       hoverinfo: series.faint ? "skip" : undefined,
       line: { color: colours[names.indexOf(series.name) % colours.length], width: series.faint ? 1 : 2 },
       marker: { color: colours[names.indexOf(series.name) % colours.length] },
@@ -75,6 +86,7 @@
       });
       part.charts.forEach((chart, place) => {
         const made = box(parent, part.surfaces.length + place, "");
+        if (bars(chart)) made.querySelector(".plot").style.height = `${Math.max(280, 110 + 16 * bars(chart))}px`;
         Plotly.react(made.querySelector(".plot"), traces(chart), layout(chart), config);
       });
     });
