@@ -230,7 +230,7 @@ def defaults(
     resume: Annotated[bool, typer.Option("--resume", help="Go on where an earlier run in --out stopped.")] = False,
 ) -> None:
     """Settings to begin with: studies of adpo tune, held against the jobs as they are."""
-    require("defaults", "tune", "optuna", "matplotlib")
+    require("defaults", "tune", "optuna", "matplotlib", "scipy")
     from adpo.experiments.tables import terminal
     from adpo.tuning import defaults as studies
 

@@ -45,7 +45,7 @@ def tune(
     What follows is given to the job as it is: adpo tune train --max_steps 100 --tau_schedule hybrid. A setting
     that is given so is not tried. See docs/tune.md.
     """
-    require("tune", "tune", "optuna", "matplotlib")
+    require("tune", "tune", "optuna", "matplotlib", "scipy")
     from adpo.tuning import command
     from adpo.tuning.population import Plan
     from adpo.tuning.study import Order
