@@ -59,9 +59,9 @@ def reproduce(preset: str, out: Path, resume: bool, say: Callable[[str], None]) 
         place = replace(
             order, out=out / study.name, trials=study.trials, resume=(out / study.name / ORDER).exists()
         )
-        found["studies"][study.name] = command.studied(
-            study.job, shlex.split(study.words), [], 0, place, confirm=study.confirm
-        )
+        words = shlex.split(study.words)
+        studied = command.studied(study.job, words, [], 0, place, confirm=study.confirm)
+        found["studies"][study.name] = {"typed": typed(study), **studied}
         found["not_yet"] -= 1
         write_json(out / RESULTS, found)
         write_text(out / "tables.md", markdown(tables(found)))
@@ -87,14 +87,13 @@ def tables(found: dict[str, Any]) -> list[Lines]:
 def to_begin_with(found: dict[str, Any]) -> Lines:
     """One line a study: what to use, what it reaches with other seeds, and whether that is beyond doubt."""
     rows = []
-    by_name = {study.name: study for study in PRESETS[found["preset"]]}
-    for name, study in found["studies"].items():
+    for study in found["studies"].values():
         confirmed = study["confirmed"]
         usual, best = confirmed[0], confirmation.winner(confirmed)
         level = best is usual or None in usual["scores"]
         rows.append(
             [
-                f"`{typed(by_name[name])}`",
+                f"`{study['typed']}`",
                 study["measure"],
                 "failed" if None in usual["scores"] else confirmation.mean(usual["scores"]),
                 confirmation.told(best["values"]),
