@@ -190,7 +190,7 @@ def report(
     ] = None,
 ) -> None:
     """Make one self-contained HTML page from results, finished or going on."""
-    require("report", "report", "jinja2", "plotly")
+    require("report", "report", "jinja2", "plotly", "scipy")
     from adpo.report import command
 
     def say(line: str) -> None:

@@ -220,7 +220,10 @@ def test_charts_of_the_experiments(experiments):
 def test_what_is_not_a_number_is_not_drawn(experiments, going_on):
     """JSON has no NaN: a browser would read nothing of the page."""
     log(going_on, 3, reward=float("nan"))
-    sections = sections_of([experiments["bandits"], going_on])
+    kept = json.loads((experiments["distill"] / "results.json").read_text())
+    kept["summary"][-1]["value"] = float("inf")
+    (experiments["distill"] / "results.json").write_text(json.dumps(kept))
+    sections = sections_of([experiments["bandits"], going_on, experiments["distill"]])
     rewards = sections[1].drawn()["charts"][0]["series"][0]["y"]
     assert rewards == [0.25, 0.5, None]
     data = re.search(r'<script type="application/json"[^>]*>(.*?)</script>', page(sections), re.S)[1]
@@ -229,6 +232,20 @@ def test_what_is_not_a_number_is_not_drawn(experiments, going_on):
         raise AssertionError(constant)
 
     json.loads(data, parse_constant=refused)
+
+
+@pytest.mark.parametrize("seconds", [0.0, "fast"])
+def test_results_that_are_not_as_they_should_be(experiments, seconds):
+    kept = json.loads((experiments["efficiency"] / "results.json").read_text())
+    kept["rows"][1]["seconds"] = seconds
+    (experiments["efficiency"] / "results.json").write_text(json.dumps(kept))
+    with pytest.raises(ValueError, match="its results are not as adpo writes them"):
+        sections_of([experiments["efficiency"]])
+    kept["rows"] = [row for row in kept["rows"] if not row["contender"].startswith("TRL GRPO, defaults")]
+    kept["rows"] = [row for row in kept["rows"] if row["seconds"] != seconds]
+    (experiments["efficiency"] / "results.json").write_text(json.dumps(kept))
+    (section,) = sections_of([experiments["efficiency"]])
+    assert section.charts == []  # without what they are held against
 
 
 def test_a_job_without_results_yet(tmp_path):

@@ -18,6 +18,7 @@ from adpo.tuning import confirmation, defaults, summary
 from adpo.tuning.experiments import EXPERIMENTS, Bandits, Distill, Reasoning
 from adpo.tuning.spaces import Range
 from adpo.tuning.study import Order
+from adpo.tuning.study import tuned as study_of
 from adpo.tuning.trials import Outcome
 
 SMALL = ("--iterations", "4", "--worlds", "2", "--scenario", "gaussian-mild")
@@ -37,8 +38,8 @@ def test_what_there_is_to_choose():
     assert set(Distill(("--method", "BC, likelihood"), 0).space()) == {"learning_rate"}
     assert set(Reasoning((), 0).space()) == {"tau", "learning_rate"}
     assert set(Reasoning(("--method", "gspo"), 0).space()) == {"epsilon", "epsilon_high", "learning_rate"}
-    for kind in EXPERIMENTS.values():
-        job = kind((), 0)
+    of_bandits = [Bandits(("--method", name), 0) for name in tuned()]
+    for job in (*of_bandits, *(kind((), 0) for kind in EXPERIMENTS.values())):
         assert all(bounds.low < job.usual()[name] * 1.001 for name, bounds in job.space().items())
         assert all(job.usual()[name] < bounds.high * 1.001 for name, bounds in job.space().items())
 
@@ -91,6 +92,15 @@ def test_mistakes(tmp_path):
         (["bandits", "--method", "adpo"], "--method adpo: expected one of sft-best"),
         (["bandits", "--scenario", "rain"], "--scenario rain: expected one of gaussian-mild"),
         (["bandits", "--worlds", "two"], "--worlds two: expected a whole number"),
+        (["bandits", "--worlds", "2.5"], "--worlds 2.5: expected a whole number"),
+        (["bandits", "--worlds", "0"], "--worlds 0: expected at least 1"),
+        (["bandits", "--beta", "much"], "--beta much: expected a number"),
+        (["bandits", "--tau", "-3"], "tau -3: expected more than 0"),
+        (["bandits", "--range", "tau=-1:4"], "tau -1: expected more than 0"),
+        (["bandits", "--method", "grpo", "--samples", "rain"], "--samples rain: expected one of policy, lists"),
+        (["bandits", "--method", "adpo-natural", "--range", "target=1:2"], "it is not a number, but"),
+        (["reasoning", "--model", "mine"], "--model is for --preset gpu and paper"),
+        (["reasoning", "--confirm", "2"], "no settings of its own"),
         (["bandits", "--beta", "1", "--range", "beta=1:2"], "give one of them"),
         (["bandits", "--population", "4"], "--population is for adpo tune train"),
         (["distill", "--env", "Chess-v1"], "no teacher for 'Chess-v1'"),
@@ -108,24 +118,26 @@ class Known:
 
     name, words, measure = "train", (), "accuracy"
 
-    def __init__(self, seed, tried, worth=1.0):
-        self.seed, self.tried, self.worth = seed, tried, worth
+    def __init__(self, seed, tried, worth=1.0, fatal=3.0):
+        self.seed, self.tried, self.worth, self.fatal = seed, tried, worth, fatal
 
     def with_seed(self, seed):
-        return Known(seed, self.tried, self.worth)
+        return Known(seed, self.tried, self.worth, self.fatal)
+
+    def checked(self, *_):
+        pass
 
     def carried_out(self, folder, values, _):
-        self.tried.append(folder.name)
-        if values.get("tau") == 3.0:
+        self.tried.append((folder.name, values.get("tau")))
+        if values.get("tau", 0.0) >= self.fatal:
             return Outcome(None, "it diverged")
-        luck = {1: 0.0, 2: 0.02, 3: -0.03, 4: 0.01}[self.seed]
+        luck = {1: 0.0, 2: 0.02, 3: -0.03, 4: 0.01}.get(self.seed, 0.0)
         return Outcome(0.5 + luck + self.worth * values.get("tau", 0.0) * (0.1 + luck / 10))
 
 
 def study(*taus):
-    trials = [
-        {"values": {"tau": tau}, "score": 0.9 - 0.1 * place, "state": "complete"} for place, tau in enumerate(taus)
-    ]
+    places = enumerate(taus)
+    trials = [{"values": {"tau": tau}, "score": 0.9 - place / 10, "state": "complete"} for place, tau in places]
     trials.append({"values": {"tau": 9.0}, "score": 1.0, "state": "pruned"})  # was not carried to its end
     space = {"tau": Range(0.1, 9.0)._asdict()}
     return {"job": "train", "measure": "accuracy", "trials": trials, "space": space, "importance": {}}
@@ -136,48 +148,73 @@ def test_what_holds_with_other_seeds(tmp_path):
     results, order = study(0.5, 1.0, 3.0, 2.0), Order(tmp_path, 0)
     found = confirmation.confirmed(Known(0, tried), results, order, 4)
     assert [each["values"] for each in found] == [{}, {"tau": 0.5}, {"tau": 1.0}, {"tau": 3.0}]
-    assert len(tried) == 16
+    assert len(tried) == len(set(tried)) == 16
+    assert confirmation.seeds_of(tmp_path) == 4
     assert confirmation.confirmed(Known(0, tried), results, order, 4) == found
-    assert len(tried) == 16  # kept
+    assert [tau for _, tau in tried[16:]] == [3.0] * 4  # kept; what failed is tried again
     assert confirmation.winner(found) is found[2]
     assert confirmation.beyond_doubt(found, found[2])
-    assert confirmation.verdict(found) == "tau 1"
+    assert confirmation.verdict(found) == "tau 1, better beyond doubt"
     results["confirmed"] = found
     rows = confirmation.table(results).rows
     assert rows[0] == ["as it is", "50.0 ± 3.4", ""]
     assert rows[2] == ["tau 1", "60.0 ± 3.8", "+10.0 [+9.7, +10.3]"]
     assert rows[3] == ["tau 3", "4 failed", ""]
     assert yaml.safe_load(summary.config(results, {"task": "sums"})) == {"tau": 1.0, "task": "sums"}
+    tried.clear()
+    later = confirmation.confirmed(
+        Known(0, tried), study(2.0, 0.5, 1.0), order, 4
+    )  # another trial is the best now
+    assert [tau for _, tau in tried] == [2.0] * 4  # in folders of its own; the others have moved, and are known
+    assert later[2:] == found[1:3]
 
 
 def test_what_does_not_hold(tmp_path):
-    """What other seeds do not confirm is not used."""
+    """What other seeds do not confirm is not called better."""
     worse = confirmation.confirmed(Known(0, [], worth=-1.0), study(0.5, 1.0), Order(tmp_path, 0), 4)
     assert confirmation.winner(worse) is worse[0]
     assert confirmation.verdict(worse) == "as it is"
-    level = [
-        {"label": "as it is", "values": {}, "scores": [0.5, 0.6, 0.4]},
-        {"label": "trial 1", "values": {"tau": 1.0}, "scores": [0.6, 0.5, 0.5]},
-    ]
-    assert not confirmation.beyond_doubt(level, level[1])
-    assert confirmation.verdict(level) == "as it is; tau 1 is level"
+    usual, one = {"values": {}, "scores": [0.5, 0.6, 0.4]}, {"values": {"tau": 1.0}, "scores": [0.6, 0.5, 0.5]}
+    assert confirmation.verdict([usual, one]) == "tau 1, not better beyond doubt"
     # Of three that are no better, one may look so: each has to be better by more than if it were alone.
-    lucky = {"label": "trial 2", "values": {"tau": 2.0}, "scores": [0.59, 0.64, 0.46]}
-    assert confirmation.beyond_doubt([level[0], lucky], lucky)
-    assert not confirmation.beyond_doubt([level[0], lucky, level[1], level[1]], lucky)
+    lucky, failed = {"values": {"tau": 2.0}, "scores": [0.59, 0.64, 0.46]}, {"values": {}, "scores": [None] * 3}
+    assert confirmation.beyond_doubt([usual, lucky], lucky)
+    for other in (one, failed):
+        assert not confirmation.beyond_doubt([usual, lucky, other, other], lucky)
+    same = {"values": {"tau": 2.0}, "scores": [0.51, 0.61, 0.41]}  # by chance: there are few problems
+    assert not confirmation.beyond_doubt([{"values": {}, "scores": [0.5, 0.6, 0.4]}, same], same)
+    two = [{"values": {}, "scores": [0.1, 0.2]}, {"values": {"tau": 2.0}, "scores": [0.8, 0.9001]}]
+    assert not confirmation.beyond_doubt(two, two[1])
+    assert confirmation.verdict([failed, one]) == "tau 1, not better beyond doubt"
+    assert confirmation.winner([failed, failed]) is None
+    nobody = {**study(0.5), "confirmed": [failed, failed]}
+    assert "every setting failed" in confirmation.table(nobody).title
+    assert yaml.safe_load(summary.config(nobody, {})) == {"tau": 0.5}  # what the study itself found
+
+
+def test_a_study_goes_round_what_fails(tmp_path):
+    tried = []
+    found = study_of(Known(0, tried, fatal=0.8), {"tau": Range(0.1, 1.0)}, Order(tmp_path / "out", 6))
+    taus = [tau for _, tau in tried]
+    assert len(found["trials"]) == 6
+    assert max(taus) >= 0.8  # one has failed
+    assert len(set(taus)) == len(taus)  # and nothing was proposed twice
 
 
 def test_the_command_as_typed(tmp_path):
     out = tmp_path / "out"
     done = typed("tune", "bandits", *SMALL, "--trials", 2, "--confirm", 2, "--out", out)
     assert done.exit_code == 0, done.exception
-    assert "2 other seeds; to use" in " ".join(done.output.split())
+    assert "2 other seeds; highest:" in " ".join(done.output.split())
     found = json.loads((out / "results.json").read_text())
     assert found["measure"] == "WinMass of the sampled policy"
     assert [len(each["scores"]) for each in found["confirmed"]] == [2, 2, 2]
     again = typed("tune", "bandits", *SMALL, "--trials", 3, "--out", out, "--resume")
     assert again.exit_code == 0, again.exception
     assert again.output.count("trial-00") == 1
+    later = json.loads((out / "results.json").read_text())["confirmed"]
+    assert len(later) == 4  # what was confirmed stays, and a third finalist has joined
+    assert all(each in later for each in found["confirmed"])
 
 
 def test_the_table_of_defaults(tmp_path, monkeypatch):
@@ -196,7 +233,7 @@ def test_the_table_of_defaults(tmp_path, monkeypatch):
         assert word in row[0]
         best = confirmation.winner(found["studies"][name]["confirmed"])
         assert row[3] == confirmation.told(best["values"])
-        assert row[4] == confirmation.mean(best["scores"])
+        assert row[4] == ("" if best["values"] == {} else confirmation.mean(best["scores"]))
     assert "settings to begin with" in (tmp_path / "out" / "tables.md").read_text()
     refused = typed("reproduce", "defaults", "--out", tmp_path / "out")
     assert "--resume goes on with them" in str(refused.exception)

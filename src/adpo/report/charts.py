@@ -202,6 +202,9 @@ def _lines(rows: Runs, name: str, across: str, measure: str) -> list[Series]:
     return lines
 
 
+STOCK = "TRL GRPO, defaults"
+
+
 def _efficiency(results: Results) -> list[Chart]:
     """How fast the contenders are in each cell, stock TRL with its defaults as one."""
     cells: dict[str, Runs] = {}
@@ -209,7 +212,10 @@ def _efficiency(results: Results) -> list[Chart]:
         cells.setdefault(row["cell"], []).append(row)
     found = []
     for cell, rows in cells.items():
-        speeds = [rows[0]["seconds"] / row["seconds"] for row in rows]
+        slow = next((row["seconds"] for row in rows if row["contender"] == STOCK), None)
+        if slow is None:  # not measured yet
+            continue
+        speeds = [slow / row["seconds"] for row in rows]
         lines = [Series("speed", [row["contender"] for row in rows], speeds)]
         found.append(Chart(cell, "", "updates, times TRL GRPO with its defaults", lines, bars=True))
     return found

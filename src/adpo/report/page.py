@@ -32,8 +32,10 @@ def sections_of(folders: Sequence[Path]) -> list[Section]:
                 "of adpo reproduce (results.json) or of adpo tune (study.json)"
             )
         try:
-            found.append(kinds[0](folder))
-        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            made = kinds[0](folder)
+            made.drawn()
+            found.append(made)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             told = f"{type(error).__name__}: {error}"
             raise ValueError(f"{folder}: its results are not as adpo writes them ({told})") from None
     return found
@@ -69,7 +71,12 @@ def harmless(data: Any) -> str:
     >>> harmless({"said": "</script><script>"})
     '{"said": "\\\\u003c/script>\\\\u003cscript>"}'
     """
-    return json.dumps(data).replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+    return (
+        json.dumps(data, allow_nan=False)
+        .replace("<", "\\u003c")
+        .replace("\u2028", "\\u2028")
+        .replace("\u2029", "\\u2029")
+    )
 
 
 def _environment() -> Environment:

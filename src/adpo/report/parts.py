@@ -100,18 +100,22 @@ class Section:
 
     def drawn(self) -> dict[str, Any]:
         """What the page's script draws."""
-        charts = [{**chart._asdict(), "series": [_drawn(line) for line in chart.series]} for chart in self.charts]
+        charts = [
+            {**chart._asdict(), "series": [line._asdict() for line in chart.series]} for chart in self.charts
+        ]
         surfaces = [
             {**each._asdict(), "frames": [frame._asdict() for frame in each.frames]} for each in self.surfaces
         ]
-        return {"charts": charts, "surfaces": surfaces}
+        found: dict[str, Any] = _readable({"charts": charts, "surfaces": surfaces})
+        return found
 
 
-def _drawn(line: Series) -> dict[str, Any]:
+def _readable(part: Any) -> Any:
     """What is not finite is left out: no browser reads it."""
-    half = None if line.half is None else [_finite(value) for value in line.half]
-    return {**line._asdict(), "y": [_finite(value) for value in line.y], "half": half}
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
+    if isinstance(part, float):
+        return part if math.isfinite(part) else None
+    if isinstance(part, dict):
+        return {name: _readable(value) for name, value in part.items()}
+    if isinstance(part, list | tuple):
+        return [_readable(value) for value in part]
+    return part

@@ -21,13 +21,15 @@ from adpo.tuning.study import RESULTS, Order, tuned
 from adpo.tuning.trials import Job, Tried
 
 NEEDS = {
-    "train": ("lm", "trl"),
-    "prefer": ("lm", "trl"),
-    "bandits": ("report", "matplotlib"),
-    "distill": ("control", "gymnasium", "mujoco"),
-    "reasoning": ("lm", "trl", "math_verify"),
+    "train": ("lm", "trl", "peft", "math_verify"),
+    "prefer": ("lm", "trl", "peft", "datasets"),
+    "bandits": ("report", "matplotlib", "scipy"),
+    "distill": ("control", "gymnasium", "mujoco", "safetensors"),
+    "reasoning": ("lm", "trl", "datasets", "math_verify", "peft"),
 }
 """Of a job: the extra with its packages, beside what tuning needs."""
+SETTLED = ("train", "prefer", "bandits", "distill")
+"""Jobs that have settings by themselves."""
 SETTINGS = "best.yaml"
 OF_TUNE = ("out", "resume", "seed", "dry_run")
 
@@ -66,14 +68,17 @@ def studied(
     confirm: int = 0,
 ) -> dict[str, Any]:
     """A study, and what is written of it: results, tables, a figure, settings to use."""
-    require(f"tune {job}", *NEEDS[job])
+    needed(job)
     if plan is not None and (job != "train" or confirm):
         raise ValueError("--population is for adpo tune train, without --confirm")
+    if confirm and job not in SETTLED:
+        raise ValueError(f"--confirm: {job} has no settings of its own that others could be held against")
     asked, tried, settings = _asked(job, words, ranges, seed)
     if plan is not None and isinstance(asked, Job):
         found = raised(asked, tried, order, plan)
     else:
         found = tuned(asked, tried, order)
+    confirm = confirm or confirmation.seeds_of(order.out)
     if confirm:
         found["confirmed"] = confirmation.confirmed(asked, found, order, confirm)
     write_json(order.out / RESULTS, found)
@@ -83,6 +88,11 @@ def studied(
     return found
 
 
+def needed(job: str) -> None:
+    """Complain about packages that are missing."""
+    require(f"tune {job}", *NEEDS[job])
+
+
 def _asked(
     job: str, words: Sequence[str], ranges: Sequence[str], seed: int
 ) -> tuple[Tried, dict[str, Range], Mapping[str, Any]]:
@@ -90,7 +100,10 @@ def _asked(
     typed = parse_pairs(words[len(_data(words)) :])
     if job in EXPERIMENTS:
         experiment = EXPERIMENTS[job](tuple(words), seed)
-        return experiment, with_ranges(experiment.space(), typed, ranges), typed
+        tried = with_ranges(experiment.space(), typed, ranges)
+        for edge in ("low", "high"):
+            experiment.checked(Path(), {name: getattr(bounds, edge) for name, bounds in tried.items()})
+        return experiment, tried, typed
     for name in OF_TUNE:
         typed.pop(name, None)
     config = typed.pop("config", None)

@@ -2,76 +2,102 @@
 
 from __future__ import annotations
 
+import hashlib
+from pathlib import Path
 from typing import Any
 
 from adpo.experiments.statistics import holm, interval, paired, paired_p
 from adpo.experiments.tables import Lines
 from adpo.files import read_json, write_json
 from adpo.tuning.study import Order
-from adpo.tuning.trials import Tried
+from adpo.tuning.trials import Tried, tidied
 
 STATE = "confirmed.json"
-FINALISTS = 3
-LEVEL = 0.05
+FINALISTS, LEVEL, LEAST = 3, 0.05, 3
+"""How many are held against the job as it is; when a lead is beyond doubt, and of how many seeds one can tell."""
 AS_IT_IS = "as it is"
+Held = dict[str, Any]
+"""Settings, and what they reached with each seed: nothing where a run failed."""
 
 
-def confirmed(job: Tried, results: dict[str, Any], order: Order, seeds: int) -> list[dict[str, Any]]:
-    """The job as it is and the finalists, each with seeds that the study has not seen; kept as they end."""
+def confirmed(job: Tried, results: dict[str, Any], order: Order, seeds: int) -> list[Held]:
+    """The job as it is and the finalists, each with seeds that the study has not seen; kept as they end.
+
+    A run that failed is tried again by whoever goes on.
+    """
     path = order.out / STATE
-    known: dict[str, float | None] = read_json(path) if path.exists() else {}
+    scores: dict[str, float] = read_json(path)["scores"] if path.exists() else {}
     found = []
-    for label, values in [(AS_IT_IS, {}), *finalists(results)]:
-        scores = []
+    for values in ({}, *finalists(results)):
+        reached = []
         for seed in range(job.seed + 1, job.seed + 1 + seeds):
-            name = f"{label.replace(' ', '-')}-seed{seed}"
-            key = f"{name}: {told(values)}"
-            if key not in known:
-                outcome = job.with_seed(seed).carried_out(order.out / "confirmed" / name, values, lambda *_: False)
+            key = f"{told(values)}, seed {seed}"
+            if key not in scores:
+                folder = order.out / "confirmed" / _named(key)
+                outcome = job.with_seed(seed).carried_out(folder, values, lambda *_: False)
+                tidied(folder, kept=False)
                 order.say(f"{key}: {outcome}")
-                known[key] = outcome.score
-                write_json(path, known)
-            scores.append(known[key])
-        found.append({"label": label, "values": values, "scores": scores})
+                if outcome.score is not None:
+                    scores[key] = outcome.score
+                write_json(path, {"seeds": seeds, "scores": scores})
+            reached.append(scores.get(key))
+        found.append({"values": values, "scores": reached})
     return found
 
 
-def finalists(results: dict[str, Any]) -> list[tuple[str, dict[str, float]]]:
-    """The best trials that ended."""
+def seeds_of(out: Path) -> int:
+    """Of an earlier confirmation in this folder."""
+    return int(read_json(out / STATE)["seeds"]) if (out / STATE).exists() else 0
+
+
+def _named(key: str) -> str:
+    """A folder of its own for settings and seed, whatever place they take."""
+    return hashlib.sha256(key.encode()).hexdigest()[:12]
+
+
+def finalists(results: dict[str, Any]) -> list[dict[str, float]]:
+    """Settings of the best trials that ended."""
     ended = [trial for trial in results["trials"] if trial["state"] == "complete"]
-    ended.sort(key=lambda trial: -trial["score"])
-    return [(f"trial {place}", trial["values"]) for place, trial in enumerate(ended[:FINALISTS], 1)]
+    return [trial["values"] for trial in sorted(ended, key=lambda trial: -float(trial["score"]))[:FINALISTS]]
 
 
 def told(values: dict[str, float]) -> str:
     return ", ".join(f"{name} {value:g}" for name, value in values.items()) or AS_IT_IS
 
 
-def winner(found: list[dict[str, Any]]) -> dict[str, Any]:
+def winner(found: list[Held]) -> Held | None:
     """The highest mean, of those whose runs all ended."""
     whole = [each for each in found if None not in each["scores"]]
-    if not whole:
-        raise ValueError("no settings ended with every seed: there is nothing to recommend")
-    return max(whole, key=lambda each: sum(each["scores"]))
+    return max(whole, key=lambda each: float(sum(each["scores"])), default=None)
 
 
-def beyond_doubt(found: list[dict[str, Any]], one: dict[str, Any]) -> bool:
+def beyond_doubt(found: list[Held], one: Held) -> bool:
     """Better than the job as it is at 5 %: paired t-tests, Holm corrected, as there are several finalists."""
     usual, *others = found
-    whole = [each for each in others if None not in each["scores"]]
-    if one is usual or None in usual["scores"] or len(usual["scores"]) < 2:
+    if one is usual or len(usual["scores"]) < LEAST:
         return False
-    p_values = holm([paired_p(each["scores"], usual["scores"]) for each in whole])
-    place = next(number for number, each in enumerate(whole) if each is one)
+    p_values = holm([_p(each["scores"], usual["scores"]) for each in others])
+    place = next(number for number, each in enumerate(others) if each is one)
     return p_values[place] < LEVEL and paired(one["scores"], usual["scores"]).mean > 0
 
 
-def verdict(found: list[dict[str, Any]]) -> str:
-    """Whether to change what the job does by itself."""
+def _p(ours: list[Any], theirs: list[Any]) -> float:
+    """Nothing is known where a run failed, or where all differences are the same."""
+    if None in ours or None in theirs:
+        return 1.0
+    if len({round(a - b, 9) for a, b in zip(ours, theirs, strict=True)}) < 2:
+        return 1.0
+    return paired_p(ours, theirs)
+
+
+def verdict(found: list[Held]) -> str:
+    """Which settings are to be used, and whether they are known to be better than the job as it is."""
     best, usual = winner(found), found[0]
+    if best is None:
+        return "every setting failed with some seed"
     if best is usual:
-        return "as it is"
-    return told(best["values"]) if beyond_doubt(found, best) else f"as it is; {told(best['values'])} is level"
+        return AS_IT_IS
+    return f"{told(best['values'])}, {'better' if beyond_doubt(found, best) else 'not better'} beyond doubt"
 
 
 def table(results: dict[str, Any]) -> Lines:
@@ -83,7 +109,7 @@ def table(results: dict[str, Any]) -> Lines:
         row = [told(each["values"]), f"{failed} failed" if failed else mean(each["scores"])]
         compared = each is not found[0] and not failed and None not in usual
         rows.append([*row, difference(each["scores"], usual) if compared else ""])
-    title = f"{results['job']}: {len(usual)} other seeds; to use: {verdict(found)}"
+    title = f"{results['job']}: {len(usual)} other seeds; highest: {verdict(found)}"
     return Lines(title, ["settings", f"{results['measure']}, %", "against the job as it is"], rows)
 
 

@@ -47,6 +47,8 @@ def reproduce(preset: str, out: Path, resume: bool, say: Callable[[str], None]) 
     known = [study.name for study in PRESETS[preset] if (out / study.name).exists()]
     if known and not resume:
         raise ValueError(f"there are studies in {out}: --resume goes on with them")
+    for study in PRESETS[preset]:
+        command.needed(study.job)
     order = Order(out, 0, say=say)
     found: dict[str, Any] = {
         "experiment": "defaults",
@@ -90,17 +92,13 @@ def to_begin_with(found: dict[str, Any]) -> Lines:
     for study in found["studies"].values():
         confirmed = study["confirmed"]
         usual, best = confirmed[0], confirmation.winner(confirmed)
-        level = best is usual or None in usual["scores"]
-        rows.append(
-            [
-                f"`{study['typed']}`",
-                study["measure"],
-                "failed" if None in usual["scores"] else confirmation.mean(usual["scores"]),
-                confirmation.told(best["values"]),
-                confirmation.mean(best["scores"]),
-                "" if level else confirmation.difference(best["scores"], usual["scores"]),
-                "yes" if confirmation.beyond_doubt(confirmed, best) else "no",
-            ]
-        )
+        failed = None in usual["scores"]
+        row = [f"`{study['typed']}`", study["measure"], "failed" if failed else confirmation.mean(usual["scores"])]
+        if best is None or best is usual:
+            rows.append([*row, "all failed" if best is None else confirmation.AS_IT_IS, "", "", ""])
+            continue
+        difference = "" if failed else confirmation.difference(best["scores"], usual["scores"])
+        sure = "yes" if confirmation.beyond_doubt(confirmed, best) else "no"
+        rows.append([*row, confirmation.told(best["values"]), confirmation.mean(best["scores"]), difference, sure])
     columns = ["study", "measure, %", "as it is", "best settings", "with them", "difference", "beyond doubt"]
     return Lines("settings to begin with", columns, rows)

@@ -1,4 +1,4 @@
-"""Jobs that are no commands of their own: learners of the experiments, tried out in this process.
+"""Jobs that are no commands of their own: learners of the experiments.
 
 They learn and are examined where the reported runs are not: in other worlds, other episodes, on watched problems.
 """
@@ -6,92 +6,13 @@ They learn and are examined where the reported runs are not: in other worlds, ot
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
-
-from adpo.files import write_json
-from adpo.training.keys import parse_pairs
+from adpo.tuning.learners import Experiment, positive
 from adpo.tuning.spaces import CLIPS, RATES, TAU, Range
-from adpo.tuning.trials import Look, Outcome
-
-SCORE = "score.json"
-
-
-@dataclass(frozen=True)
-class Experiment(ABC):
-    """``words``: options of the job, and settings that have been chosen already."""
-
-    words: tuple[str, ...]
-    seed: int
-    name: ClassVar[str]
-    measure: ClassVar[str]
-    options: ClassVar[dict[str, Any]]  # and what they are by themselves
-
-    @cached_property
-    def given(self) -> dict[str, Any]:
-        """Options as they are for this job."""
-        typed = parse_pairs(self.words)
-        return {name: _like(usual, typed.get(name, usual), name) for name, usual in self.options.items()}
-
-    @cached_property
-    def chosen(self) -> dict[str, Any]:
-        """Settings that are not to be tried: what is typed and is no option."""
-        return {name: value for name, value in parse_pairs(self.words).items() if name not in self.options}
-
-    def one_of(self, option: str, names: Sequence[str]) -> str:
-        """The option, which has to be among them."""
-        name = str(self.given[option])
-        if name not in names:
-            raise ValueError(f"--{option} {name}: expected one of {', '.join(names)}")
-        return name
-
-    def space(self) -> dict[str, Range]:
-        """What there is to choose, less what has been chosen."""
-        return {name: bounds for name, bounds in self.ranges().items() if name not in self.chosen}
-
-    def with_seed(self, seed: int) -> Experiment:
-        return replace(self, seed=seed)
-
-    def checked(self, _: Path, values: Mapping[str, float]) -> None:
-        known = self.usual()
-        self.ready()
-        for name in {**self.chosen, **values}:
-            if name not in known:
-                raise ValueError(f"{self.name}: there is no setting {name}: expected some of {', '.join(known)}")
-
-    def carried_out(self, folder: Path, values: Mapping[str, float], look: Look) -> Outcome:
-        settings = {name: _like(usual, self.chosen.get(name, usual), name) for name, usual in self.usual().items()}
-        folder.mkdir(parents=True, exist_ok=True)
-        torch.set_num_threads(1)  # small matrices gain nothing from more
-        scores = self.scores(folder, {**settings, **values})
-        score = sum(scores) / len(scores)
-        write_json(folder / SCORE, {"settings": {**settings, **values}, "scores": scores})
-        if not math.isfinite(score):
-            return Outcome(None, "it diverged")
-        look(1, score)
-        return Outcome(score)
-
-    @abstractmethod
-    def ready(self) -> None:
-        """Complain about options by which it cannot work."""
-
-    @abstractmethod
-    def usual(self) -> dict[str, Any]:
-        """Every setting, as it is by itself."""
-
-    @abstractmethod
-    def ranges(self) -> dict[str, Range]:
-        """Between which bounds settings are tried."""
-
-    @abstractmethod
-    def scores(self, folder: Path, settings: Mapping[str, Any]) -> list[float]:
-        """What is reached with these settings, run by run."""
 
 
 class Bandits(Experiment):
@@ -100,6 +21,8 @@ class Bandits(Experiment):
     name = "bandits"
     measure = "WinMass of the sampled policy"
     options: ClassVar[dict[str, Any]] = {"method": "adpo-kde", "scenario": "all", "iterations": 200, "worlds": 4}
+    of_pairs = Range(0.01, 2.0)
+    """DPO's beta, which is no temperature of rewards."""
     bounds: ClassVar[dict[str, Range]] = {
         "beta": Range(0.1, 4.0),
         "tau": Range(0.5, 64.0),
@@ -123,10 +46,26 @@ class Bandits(Experiment):
         return {**settings, **({"learning_rate": Protocol().learning_rate} if by_gradient else {})}
 
     def ranges(self) -> dict[str, Range]:
-        return {name: self.bounds[name] for name in self.usual() if name in self.bounds}
+        found = {name: self.bounds[name] for name in self.usual() if name in self.bounds}
+        return (
+            {**found, "beta": self.of_pairs}
+            if "dpo-" in f" {self.given['method']}".replace("adpo-", "")
+            else found
+        )
 
     def ready(self) -> None:
         self._scenarios()
+
+    def built(self, settings: Mapping[str, Any]) -> Any:
+        from adpo.experiments.bandits.methods import GRID, make
+
+        name = str(self.given["method"])
+        for setting, known in GRID[name].items():
+            words = [value for value in known if isinstance(value, str)]
+            if words and settings[setting] not in words:
+                raise ValueError(f"--{setting} {settings[setting]}: expected one of {', '.join(words)}")
+        positive(settings)
+        return make(name, {setting: value for setting, value in settings.items() if setting != "learning_rate"})
 
     def _scenarios(self) -> Sequence[Any]:
         from adpo.experiments.bandits.jobs import TUNING_SCENARIOS
@@ -183,6 +122,13 @@ class Distill(Experiment):
     def ready(self) -> None:
         self._teacher()
 
+    def built(self, settings: Mapping[str, Any]) -> Any:
+        from adpo.experiments.distill.methods import methods
+
+        positive(settings)
+        made = {name: value for name, value in settings.items() if name != "learning_rate"}
+        return methods(**made)[str(self.given["method"])]
+
     def _teacher(self) -> Any:
         from adpo.experiments.distill import teachers
 
@@ -192,19 +138,15 @@ class Distill(Experiment):
         from adpo.experiments.distill import measures
         from adpo.experiments.distill.learning import Course, taught
         from adpo.experiments.distill.lessons import Lessons, record
-        from adpo.experiments.distill.methods import methods
 
         world, episodes, count = str(self.given["env"]), self.given["episodes"], self.given["students"]
         teacher = self._teacher()
         shown = folder.parent / f"lessons-{world}.safetensors"
         if not shown.exists():
             record(teacher, world, self.given["states"], self.first_student).save(shown)
-        made = {name: value for name, value in settings.items() if name != "learning_rate"}
         course = Course(steps=self.given["steps"], learning_rate=settings["learning_rate"])
         first = self.first_student + self.seed * count
-        weights = taught(
-            methods(**made)[str(self.given["method"])], course, Lessons.load(shown), range(first, first + count)
-        )
+        weights = taught(self.built(settings), course, Lessons.load(shown), range(first, first + count))
         seed = self.first_episode + self.seed * episodes
         own = measures.earned_by(world, lambda seen: teacher(seen), 1, episodes, seed, noise=False).mean()
         return [float(each) for each in measures.earned(world, weights, episodes, seed, noise=False).mean(1) / own]
@@ -246,7 +188,13 @@ class Reasoning(Experiment):
         return {name: known[name] for name in self.usual()}
 
     def ready(self) -> None:
+        where = [f"--{name}" for name in ("model", "adapter", "data") if self.given[name]]
+        if where and self._place().preset.start == "embedded":
+            raise ValueError(f"{where[0]} is for --preset gpu and paper: the others train the embedded model")
         self._place()
+
+    def built(self, settings: Mapping[str, Any]) -> Any:
+        positive(settings)
 
     def _place(self) -> Any:
         from adpo.experiments.reasoning import run
@@ -267,19 +215,9 @@ class Reasoning(Experiment):
         rollouts = self.given["rollouts"] or preset.short
         method = SHORT[str(self.given["method"])]
         trial = Trial("rates", method, settings["learning_rate"], self.seed, rollouts, preset.inner, more=more)
-        watched = carried_out(trial, preset, place.start, place.sets, lambda _: None)["watched"]
-        return [watched.count("1") / len(watched)]
+        found = carried_out(trial, preset, place.start, place.sets, lambda _: None)
+        right = found["watched"]
+        return [math.nan if found["stopped"] or not right else right.count("1") / len(right)]
 
 
 EXPERIMENTS: dict[str, type[Experiment]] = {kind.name: kind for kind in (Bandits, Distill, Reasoning)}
-
-
-def _like(usual: Any, value: Any, name: str) -> Any:
-    """As what it is by itself: a number where it is one."""
-    if isinstance(usual, bool) or not isinstance(usual, int | float):
-        return value
-    try:
-        return type(usual)(value)
-    except (TypeError, ValueError):
-        expected = "a number" if isinstance(usual, float) else "a whole number"
-        raise ValueError(f"--{name} {value}: expected {expected}") from None

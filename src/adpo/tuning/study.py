@@ -52,8 +52,9 @@ def tuned(job: Tried, space: dict[str, Range], order: Order) -> dict[str, Any]:
     failures = 0
     while len(_answered(study)) < order.trials:
         # A sampler of its own for every trial: what it proposes depends on the seed and on what is known, not on
-        # whether the study was interrupted.
-        study.sampler = optuna.samplers.TPESampler(seed=1000 * job.seed + len(_answered(study)), multivariate=True)
+        # whether the study was interrupted; after a failure it is something else.
+        number = len(_answered(study)) + sum("why" in trial.user_attrs for trial in study.trials if _failed(trial))
+        study.sampler = optuna.samplers.TPESampler(seed=1000 * job.seed + number, multivariate=True)
         trial = study.ask()
         values = {name: bounds.suggested(trial, name) for name, bounds in space.items()}
         found = _tried(job, study, trial, values, order)
@@ -101,6 +102,10 @@ def _folder(trial: Any, order: Order) -> Path:
 
 def _answered(study: Any) -> list[Any]:
     return [trial for trial in study.trials if trial.state in (TrialState.COMPLETE, TrialState.PRUNED)]
+
+
+def _failed(trial: Any) -> bool:
+    return bool(trial.state == TrialState.FAIL)
 
 
 def _tried(job: Tried, study: Any, trial: Any, values: dict[str, float], order: Order) -> Outcome:

@@ -75,8 +75,8 @@ def every(results: dict[str, Any]) -> Lines:
 
 def config(results: dict[str, Any], asked: Mapping[str, Any]) -> str:
     """What to use as a file for ``--config``: what was chosen, and what was asked for."""
-    if "confirmed" in results:
-        found = confirmation.winner(results["confirmed"])
+    found = confirmation.winner(results["confirmed"]) if "confirmed" in results else None
+    if found is not None:
         values, reached = found["values"], f"{confirmation.mean(found['scores'])} % over other seeds"
     else:
         best = best_of(results)
