@@ -224,7 +224,7 @@ class DefaultsPreset(StrEnum):
 @reproduce.command()
 def defaults(
     preset: Annotated[
-        DefaultsPreset, typer.Option(help="smoke: a minute; cpu: six studies of the package's jobs, two hours.")
+        DefaultsPreset, typer.Option(help="smoke: a minute; cpu: five studies of the package's jobs, two hours.")
     ] = DefaultsPreset.smoke,
     out: Annotated[Path, typer.Option(help="Folder of the studies.")] = Path("runs/defaults"),
     resume: Annotated[bool, typer.Option("--resume", help="Go on where an earlier run in --out stopped.")] = False,

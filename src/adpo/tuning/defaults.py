@@ -33,10 +33,9 @@ PRESETS = {
     ),
     "cpu": (
         Study("train", "train", SHORT, 16, 4),
-        Study("train-hybrid", "train", f"{SHORT} --tau_schedule hybrid", 8, 4),
+        Study("train-hybrid", "train", f"{SHORT} --tau_schedule hybrid", 12, 4),
         Study("prefer", "prefer", "--max_steps 100 --eval_every 25", 8, 4),
         Study("bandits", "bandits", "--method adpo-kde", 24, 4),
-        Study("bandits-ranking", "bandits", "--method adpo-ranking", 12, 4),
         Study("distill", "distill", "--steps 300", 16, 4),
     ),
 }
