@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -240,3 +241,17 @@ def test_the_table_of_defaults(tmp_path, monkeypatch):
     again = typed("reproduce", "defaults", "--out", tmp_path / "out", "--resume")
     assert again.exit_code == 0, again.exception
     assert "trial-" not in again.output  # all of it was there
+
+
+def test_the_table_in_the_documents_follows_from_the_studies():
+    docs = Path(__file__).parents[2] / "docs"
+    found = json.loads((docs / "results" / "defaults.json").read_text())
+    assert found["preset"] == "cpu"
+    assert {name: study["typed"] for name, study in found["studies"].items()} == {
+        study.name: defaults.typed(study) for study in defaults.PRESETS["cpu"]
+    }
+    text = (docs / "tune.md").read_text()
+    for lines in defaults.tables(found):
+        shown = [f"| {' | '.join(row)} |" for row in lines.rows]
+        if lines.title == "settings to begin with" or lines.title.startswith("train"):
+            assert all(row in text for row in shown), lines.title
