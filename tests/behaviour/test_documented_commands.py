@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("trl")
+pytest.importorskip("optuna")
 
 import typer.main
 
@@ -17,6 +18,7 @@ from adpo.integrations.trl import ADPOConfig
 from adpo.training.keys import parse_pairs
 from adpo.training.lists import PreferSettings
 from adpo.training.settings import RunSettings
+from adpo.tuning.experiments import EXPERIMENTS
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -50,6 +52,9 @@ def test_a_command_in_the_documents_can_be_typed(page, words):
     elif name == "tune":
         job, *settings = [context.params["job"], *context.args]
     else:
+        return
+    if job in EXPERIMENTS:
+        EXPERIMENTS[job](tuple(settings), 0).checked(Path(), {})
         return
     if job == "prefer" and settings and not settings[0].startswith("--"):
         settings = settings[1:]
