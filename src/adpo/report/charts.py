@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from adpo.experiments.distill.protocol import STUDIES
 from adpo.experiments.statistics import interval
 from adpo.files import read_lines
 from adpo.report.parts import Chart, Frame, Series, Surface
@@ -161,13 +162,6 @@ def _ends(name: str, groups: dict[float, Runs], metric: str) -> Series:
     return Series(name, sorted(groups), [each.mean for each in found], half=[each.half for each in found])
 
 
-STUDIES = {
-    "states": "states of the teacher",
-    "steps": "gradient steps",
-    "noise": "noise of the labels, in standard deviations",
-    "wrong": "share of states with a wrong label",
-    "small": "hidden units",
-}
 WIDE = 4
 """Beyond it an axis is a logarithm."""
 DISTANCES = {"stochastic_share": "return with noise, of the teacher's", "kl": "KL(teacher, student)"}

@@ -62,7 +62,8 @@ def finalists(results: dict[str, Any]) -> list[dict[str, float]]:
 
 
 def told(values: dict[str, float]) -> str:
-    return ", ".join(f"{name} {value:g}" for name, value in values.items()) or AS_IT_IS
+    """The same words whichever way the settings are ordered: what was run before is known by them."""
+    return ", ".join(f"{name} {value:g}" for name, value in sorted(values.items())) or AS_IT_IS
 
 
 def winner(found: list[Held]) -> Held | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from adpo.tuning.learners import Experiment, positive
-from adpo.tuning.spaces import CLIPS, RATES, TAU, Range
+from adpo.tuning.spaces import CLIPS, TAU, Range
 
 
 class Bandits(Experiment):
@@ -47,11 +47,7 @@ class Bandits(Experiment):
 
     def ranges(self) -> dict[str, Range]:
         found = {name: self.bounds[name] for name in self.usual() if name in self.bounds}
-        return (
-            {**found, "beta": self.of_pairs}
-            if "dpo-" in f" {self.given['method']}".replace("adpo-", "")
-            else found
-        )
+        return {**found, "beta": self.of_pairs} if str(self.given["method"]).startswith("dpo-") else found
 
     def ready(self) -> None:
         self._scenarios()
@@ -178,20 +174,16 @@ class Reasoning(Experiment):
         from adpo.experiments.reasoning.protocol import PRESETS
 
         rates = PRESETS[str(self.given["preset"])].rates
-        clip = CLIPS.get(str(self.given["method"]), RATES["train"])
-        known = {
-            "tau": TAU,
-            "epsilon": clip,
-            "epsilon_high": clip,
-            "learning_rate": Range(min(rates) / 2, max(rates) * 2),
-        }
+        known = {"tau": TAU, "learning_rate": Range(min(rates) / 2, max(rates) * 2)}
+        if clip := CLIPS.get(str(self.given["method"])):
+            known |= {"epsilon": clip, "epsilon_high": clip}
         return {name: known[name] for name in self.usual()}
 
     def ready(self) -> None:
+        place = self._place()
         where = [f"--{name}" for name in ("model", "adapter", "data") if self.given[name]]
-        if where and self._place().preset.start == "embedded":
+        if where and place.preset.start == "embedded":
             raise ValueError(f"{where[0]} is for --preset gpu and paper: the others train the embedded model")
-        self._place()
 
     def built(self, settings: Mapping[str, Any]) -> Any:
         positive(settings)

@@ -7,15 +7,8 @@ from typing import Any
 
 from matplotlib import pyplot as plt
 
+from adpo.experiments.distill.protocol import STUDIES
 from adpo.experiments.pictures import save
-
-STUDIES = {
-    "states": "states of the teacher",
-    "steps": "gradient steps",
-    "noise": "noise of the teacher's labels, in its standard deviations",
-    "wrong": "share of states with the label of another",
-    "small": "hidden units of the student",
-}
 
 
 def draw(results: dict[str, Any], folder: Path) -> None:

@@ -20,6 +20,14 @@ COMPARED = ("KD, candidates", "KD, closed form", "ADPO anchored target", "ADPO a
 """Methods of the studies beside the main one, which has all."""
 SEEDS_FROM = 100
 """Of students; teachers have others."""
+STUDIES = {
+    "states": "states of the teacher",
+    "steps": "gradient steps",
+    "noise": "noise of the teacher's labels, in its standard deviations",
+    "wrong": "share of states with the label of another",
+    "small": "hidden units of the student",
+}
+"""What the studies beside the main one change."""
 
 
 @dataclass(frozen=True)
