@@ -249,6 +249,7 @@ PRESETS = {
         wider=(3.0, 10.0, 30.0, 100.0),
         controls=("random", "format"),
         variants=VARIANTS,
+        variant_seeds=5,
         repeats=5,
     ),
     "gpu": Preset(
