@@ -33,6 +33,7 @@ def test_a_checkout_knows_its_commit(monkeypatch):
             "/adpo/src/adpo/experiments/listwise/__main__.py",
             "python -m adpo.experiments.listwise train --data 'my file'",
         ),
+        ("/somewhere/site-packages/theirs/__main__.py", "python -m theirs train --data 'my file'"),
     ],
 )
 def test_the_command_as_it_was_typed(monkeypatch, script, said):

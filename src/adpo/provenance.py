@@ -31,7 +31,8 @@ def typed() -> str:
     program = "adpo"
     if script.stem == "__main__" and script.parent.name != "adpo":
         inside = script.parent.parts
-        program = "python -m " + ".".join(inside[len(inside) - inside[::-1].index("adpo") - 1 :])
+        ours = len(inside) - inside[::-1].index("adpo") - 1 if "adpo" in inside else -1  # else another's program
+        program = "python -m " + ".".join(inside[ours:])
     return " ".join([program, *map(shlex.quote, sys.argv[1:])])
 
 

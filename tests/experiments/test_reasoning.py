@@ -283,6 +283,7 @@ def typed(*arguments):
         (["--preset", "gpu"], "this preset needs --data"),
         (["--preset", "gpu", "--data", "."], "there is no mawps/test.jsonl in it"),
         (["--warm-up"], "the embedded one is warmed up by itself"),
+        (["--preset", "paper", "--warm-up"], "all problems of the paper preset are for rewards"),
     ],
 )
 def test_mistakes(tmp_path, arguments, said):
@@ -362,3 +363,35 @@ def test_the_command_compares_methods(tmp_path, monkeypatch):
     monkeypatch.setattr(run, "embedded_start", lambda _: small_start(tmp_path / "other", hidden=64))
     other = typed("--out", str(out), "--resume")
     assert "other settings" in str(other.exception)  # results of two starts are never merged
+
+
+def of_math(number, level):
+    """A problem as MATH has it, unlike its neighbours in its words."""
+    name = "abcdefghij"[number // 10] + "klmnopqrst"[number % 10]
+    solution = f"So it is \\boxed{{{number}}}."
+    return {"problem": f"what is {name} worth?", "solution": solution, "level": f"Level {level}"}
+
+
+def test_the_settings_of_the_paper(tmp_path, monkeypatch):
+    """Its preset as typed, with fewer of everything: MATH's files, a model that is a folder."""
+    small_start(tmp_path / "model")
+    rows = [of_math(number, 1 + number % 5) for number in range(100)]
+    lines(tmp_path / "data/math/train.jsonl", [*rows[:80], {**of_math(0, 3), "level": "Level ?"}])
+    lines(tmp_path / "data/math/test.jsonl", rows[80:])
+    fewer = {"rates": (1e-4,), "seeds": 2, "groups": 4, "members": 2, "longest": 6, "rollouts": 1, "short": 1}
+    fewer |= {"watched": 4, "examined": 3, "sampled": 2, "exam_samples": 2, "watch_every": 1}
+    small = replace(PRESETS["paper"], **fewer)
+    monkeypatch.setitem(run.PRESETS, "paper", small)
+    sets = problems.from_files(tmp_path / "data", small, tokenizer=None)
+    hard = {row["problem"] for row in rows[:80] if row["level"] in ("Level 3", "Level 4")}
+    assert {row["question"] for row in (*sets.train, *sets.watched)} == hard
+    assert not sets.warm  # all are for rewards
+    given = ["--preset", "paper", "--model", str(tmp_path / "model"), "--data", str(tmp_path / "data")]
+    done = typed(*given, "--methods", "adpo_pl,grpo", "--out", str(tmp_path / "out"))
+    assert done.exit_code == 0, done.exception
+    kept = json.loads((tmp_path / "out" / "runs.json").read_text())
+    reported = [run for run in kept["runs"] if run["study"] == "seeds"]
+    assert [run["method"] for run in reported] == ["ADPO Plackett-Luce", "GRPO"] * 2
+    assert all(0 <= run["math"]["greedy"] <= 1 and run["inner"] == 4 for run in reported)
+    nobody = typed(*given[:2], "--model", "nobody/nothing", *given[4:], "--out", str(tmp_path / "none"))
+    assert "nobody/nothing" in str(nobody.exception)

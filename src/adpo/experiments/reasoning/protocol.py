@@ -290,5 +290,6 @@ PRESETS = {
         sampled=250,
         compiled=True,
         files=MATH,
+        warmed=0.0,
     ),
 }

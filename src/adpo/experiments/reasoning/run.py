@@ -92,7 +92,7 @@ def reproduce(name: str, methods: Sequence[str] | None, seeds: int | None, order
         "best": {method: {"rate": rate, **dict(more)} for method, (rate, more) in best.items()},
         "runs": runs,
         "exams": preset.exams,
-        "rows": summary.rows_of(runs, start, preset.exams[0]),
+        "rows": summary.rows_of(summary.lines_of(runs, start, preset.exams[0]), preset.exams),
         "against": [
             *(line for exam in (*preset.exams, summary.WATCHED) for line in summary.against(runs, exam)),
             *summary.against_beside(runs, preset.exams[0]),
@@ -117,6 +117,8 @@ def warm_up(name: str, order: Order, epochs: int) -> str:
     preset = PRESETS[name]
     if preset.start == "embedded":
         raise ValueError("--warm-up is for models that are given: the embedded one is warmed up by itself")
+    if not preset.warmed:
+        raise ValueError(f"--warm-up: all problems of the {name} preset are for rewards, its start is the model")
     if order.adapter is not None:
         raise ValueError("--warm-up makes an adapter: leave --adapter out")
     place = Place(preset, _start(preset, order), order.data)

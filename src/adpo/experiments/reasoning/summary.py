@@ -13,6 +13,9 @@ from adpo.experiments.statistics import interval
 DRAWS = 2000
 KEYS = ("study", "method", "rate", "inner", "changes")
 """What tells the lines of a table apart."""
+OF_A_RUN = ("entropy", "kl_to_start", "forgetting", "seconds_per_step", "tokens_per_step")
+WATCHED = "watched"
+"""Problems like those of the training, at the last look."""
 OURS = ("ADPO", "ADPO Plackett-Luce")
 OUR_TARGET = "boltzmann"
 """Of ADPO where a study tries others."""
@@ -65,18 +68,23 @@ def collapsed(run: dict[str, Any], start: dict[str, Any], exam: str) -> bool:
 
 
 def listed(results: dict[str, Any]) -> dict[str, Any]:
-    """The results without curves and single problems: a line for each run."""
-    runs = []
-    for run in results["runs"]:
-        line = {name: run["trial"][name] for name in (*KEYS, "seed")}
-        lost = collapsed(run, results["start"], results["exams"][0])
-        line |= {"collapsed": lost, "stopped": run["stopped"]}
-        line["watched"] = run["curve"][-1][1] if run["curve"] else None
-        runs.append(line | _shares(run["exams"]))
+    """The results without curves and single problems: a line for each run. All tables follow from it."""
     kept = ("preset", "provenance", "start_digest", "best", "against", "not_yet")
     start = {name: value for name, value in results["start"].items() if name != "exams"}
     start |= _shares(results["start"]["exams"])
-    return {**{name: results[name] for name in kept}, "start": start, "runs": runs}
+    lines = lines_of(results["runs"], results["start"], results["exams"][0])
+    return {**{name: results[name] for name in kept}, "start": start, "runs": lines}
+
+
+def lines_of(runs: Sequence[dict[str, Any]], start: dict[str, Any], exam: str) -> list[dict[str, Any]]:
+    """What is kept of every run; whether it has collapsed shows in an exam."""
+    lines = []
+    for run in runs:
+        line = {name: run["trial"][name] for name in (*KEYS, "seed")}
+        line |= {"collapsed": collapsed(run, start, exam), "stopped": run["stopped"]}
+        line[WATCHED] = run["curve"][-1][1] if run["curve"] else None
+        lines.append(line | _shares(run["exams"]) | {"measured": _measured(run)})
+    return lines
 
 
 def _shares(exams: dict[str, Any]) -> dict[str, Any]:
@@ -87,48 +95,38 @@ def _shares(exams: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def rows_of(runs: Sequence[dict[str, Any]], start: dict[str, Any], exam: str) -> list[dict[str, Any]]:
-    """One line for each method and what a study changes, over its seeds; collapses by what became of an exam."""
-    together: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for run in runs:
-        trial = run["trial"]
-        key = tuple(trial[name] for name in KEYS)
-        together.setdefault(key, []).append(run)
-    lost = {key: sum(collapsed(run, start, exam) for run in group) for key, group in together.items()}
-    return [_line(key, group) | {"collapsed": lost[key]} for key, group in together.items()]
-
-
-def _line(key: tuple[Any, ...], runs: list[dict[str, Any]]) -> dict[str, Any]:
-    line = dict(zip(KEYS, key, strict=True)) | {"seeds": len(runs)}
-    for exam in runs[0]["exams"]:
-        for measure in runs[0]["exams"][exam]:
-            if not measure.startswith("right"):
-                line[f"{exam}: {measure}"] = _with_interval([run["exams"][exam][measure] for run in runs])
-    for measure in ("entropy", "kl_to_start", "forgetting", "seconds_per_step", "tokens_per_step"):
-        if measure in runs[0]:
-            line[measure] = _with_interval([run[measure] for run in runs])
-    line[WATCHED] = _with_interval([run["curve"][-1][1] if run["curve"] else 0.0 for run in runs])
-    gradients = [[log["grad_norm"] for log in run["logged"]] for run in runs]
-    line["gradient"] = _with_interval(
-        [sorted(values)[len(values) // 2] for values in gradients if values] or [0.0]
-    )
-    for measure in runs[0]["rollouts"][-1]:
-        line[f"last rollouts: {measure}"] = _with_interval([_late(run, measure) for run in runs])
-    return line
-
-
-def _late(run: dict[str, Any], measure: str) -> float:
-    """Mean over the last tenth of the rollouts."""
+def _measured(run: dict[str, Any]) -> dict[str, float]:
+    """Beside accuracies: at the end, over all steps, and as means over the last tenth of the rollouts."""
+    found = {name: float(run[name]) for name in OF_A_RUN if name in run}
+    if gradients := sorted(log["grad_norm"] for log in run["logged"]):
+        found["gradient"] = gradients[len(gradients) // 2]
     last = run["rollouts"][-max(1, len(run["rollouts"]) // 10) :]
-    return sum(float(each[measure]) for each in last) / len(last)
+    late = {name: sum(float(each[name]) for each in last) / len(last) for name in last[-1]}
+    found |= {f"last rollouts: {name}": value for name, value in late.items()}
+    return {name: float(f"{value:.6g}") for name, value in found.items()}
+
+
+def rows_of(lines: Sequence[dict[str, Any]], exams: Sequence[str]) -> list[dict[str, Any]]:
+    """One row for each method and what a study changes, over its seeds."""
+    together: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for line in lines:
+        together.setdefault(tuple(line[name] for name in KEYS), []).append(line)
+    return [dict(zip(KEYS, key, strict=True)) | _row(group, exams) for key, group in together.items()]
+
+
+def _row(lines: list[dict[str, Any]], exams: Sequence[str]) -> dict[str, Any]:
+    row = {"seeds": len(lines), "collapsed": sum(line["collapsed"] for line in lines)}
+    row[WATCHED] = _with_interval([line[WATCHED] or 0.0 for line in lines])
+    for exam in exams:
+        for measure in lines[0].get(exam, ()):
+            row[f"{exam}: {measure}"] = _with_interval([line[exam][measure] for line in lines])
+    for measure in dict.fromkeys(name for line in lines for name in line["measured"]):
+        row[measure] = _with_interval([line["measured"][measure] for line in lines if measure in line["measured"]])
+    return row
 
 
 def _with_interval(values: Sequence[float]) -> list[float]:
     return list(interval(values)) if len(values) > 1 else [values[0], 0.0]
-
-
-WATCHED = "watched"
-"""Problems like those of the training, at the last look."""
 
 
 def against(runs: Sequence[dict[str, Any]], exam: str) -> list[dict[str, Any]]:

@@ -1,0 +1,85 @@
+"""docs/results/reasoning.md says what docs/results/reasoning.json says."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from adpo.experiments.reasoning import summary
+from adpo.experiments.reasoning.protocol import PRESETS
+from adpo.experiments.reasoning.tables import tables
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+KEPT = json.loads((RESULTS / "reasoning.json").read_text())
+PAGE = (RESULTS / "reasoning.md").read_text()
+
+
+def drawn(kept):
+    """The tables of the command, from what is kept of its runs."""
+    exams = PRESETS[kept["preset"]].exams
+    rows = summary.rows_of(kept["runs"], exams)
+    return tables({"exams": exams, "start": {"exams": kept["start"]}, "rows": rows, "against": kept["against"]})
+
+
+def cells(line):
+    return tuple(cell.strip() for cell in line.strip().strip("|").split("|"))
+
+
+def shown():
+    """The tables of the page, but for that of the claims."""
+    for table in re.findall(r"(?:^\|.*\n)+", PAGE, re.MULTILINE):
+        columns, _, *rows = map(cells, table.splitlines())
+        if columns[0] != "the paper":
+            yield columns, rows
+
+
+TABLES = [lines for kept in KEPT for lines in drawn(kept)]
+
+
+def holds(lines, columns, rows):
+    if not set(columns) <= set(lines.columns):
+        return False
+    places = [lines.columns.index(column) for column in columns]
+    known = {tuple(row[place] for place in places) for row in lines.rows}
+    return set(rows) <= known
+
+
+@pytest.mark.parametrize(("columns", "rows"), list(shown()))
+def test_every_row_is_drawn_from_the_runs(columns, rows):
+    assert rows
+    assert any(holds(lines, columns, rows) for lines in TABLES)
+
+
+def test_a_row_that_was_not_measured_is_found():
+    columns, (first, *_) = next(shown())
+    changed = tuple(cell.replace("67.8%", "68.8%") for cell in first)
+    assert changed != first
+    assert not any(holds(lines, columns, [changed]) for lines in TABLES)
+
+
+def test_every_difference_in_the_text_was_measured():
+    """A figure and its interval, of ours against the other or, without their signs, of the other against ours."""
+    number = r"([+−-]?\d+\.\d)"
+    said = re.findall(rf"{number}(?: points)?\s\[{number}, {number}\]", PAGE)
+    assert len(said) > 10
+    measured = {
+        tuple(round(100 * sign * row[name], 1) for name in names)
+        for kept in KEPT
+        for row in kept["against"]
+        for sign, names in ((1, ("mean", "low", "high")), (-1, ("mean", "high", "low")))
+    }
+    for triple in said:
+        assert tuple(float(figure.replace("−", "-")) for figure in triple) in measured, triple
+
+
+def test_seeds_and_collapses_are_those_of_the_runs():
+    for kept in KEPT:
+        exam = PRESETS[kept["preset"]].exams[0]
+        for run in kept["runs"]:
+            if exam in run and run[exam]["greedy"] < kept["start"][exam]["greedy"]:
+                assert run["collapsed"], run
+        reported = [run for run in kept["runs"] if run["study"] == "seeds"]
+        counts = {method: sum(run["method"] == method for run in reported) for method in kept["best"]}
+        assert min(counts.values()) >= 5, counts
+        assert all(run["rate"] == kept["best"][run["method"]]["rate"] for run in reported)
