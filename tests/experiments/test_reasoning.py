@@ -379,7 +379,7 @@ def test_the_settings_of_the_paper(tmp_path, monkeypatch):
     lines(tmp_path / "data/math/train.jsonl", [*rows[:80], {**of_math(0, 3), "level": "Level ?"}])
     lines(tmp_path / "data/math/test.jsonl", rows[80:])
     fewer = {"rates": (1e-4,), "seeds": 2, "groups": 4, "members": 2, "longest": 6, "rollouts": 1, "short": 1}
-    fewer |= {"watched": 4, "examined": 3, "sampled": 2, "exam_samples": 2, "watch_every": 1}
+    fewer |= {"sampling_rows": 5, "watched": 4, "examined": 3, "sampled": 2, "exam_samples": 2, "watch_every": 1}
     small = replace(PRESETS["paper"], **fewer)
     monkeypatch.setitem(run.PRESETS, "paper", small)
     sets = problems.from_files(tmp_path / "data", small, tokenizer=None)

@@ -174,6 +174,49 @@ def test_steps_that_are_recorded_train_as_well(tmp_path, monkeypatch, kind, bf16
     assert len(made._decoders) == 3  # the graphs of old sizes are let go
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_rollout_is_sampled_in_parts_where_memory_is_short(tmp_path, monkeypatch, kind, recorded):
+    if recorded:
+        monkeypatch.setattr(Sampling, "_why_no_fixed_cache", lambda _: None)
+    given = {"record_sampling": recorded, "temperature": 1e-4, "max_steps": 2}  # nothing is left to chance
+    whole = trainer(tmp_path / "a", kind, **given)
+    parts = trainer(tmp_path / "b", kind, sampling_rows=3, **given)
+    prompts = [[2, 3, 4], [5], [6, 7, 8, 9], [2, 2], [7]]
+    sizes = []
+    plain = Sampling._sampled
+    monkeypatch.setattr(Sampling, "_sampled", lambda *given: sizes.append(len(given[1])) or plain(*given))
+    assert sample(parts, prompts) == sample(whole, prompts)
+    assert sizes == [3, 2, 5]
+    parts.train()
+    assert parts.state.global_step == 2
+    assert sizes[3:] == [3, 3, 2] * 2  # rollouts of eight
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"sampling_rows": 0}, "must be at least 1; got 0"),
+        ({"sampling_rows": 8, "use_transformers_continuous_batching": True}, "for a model that samples by itself"),
+    ],
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_parts_that_cannot_be(tmp_path, kind, options, said):
+    with pytest.raises(ValueError, match=said):
+        trainer(tmp_path, kind, **options)
+
+
+def test_memory_that_is_short_is_said_in_a_line(tmp_path, monkeypatch):
+    made = trainer(tmp_path)
+
+    def generate(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(made.model, "generate", generate)
+    with pytest.raises(ValueError, match="no memory for 2 completions at a time: set sampling_rows to fewer"):
+        sample(made, [[2], [3, 4]])
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [

@@ -126,6 +126,10 @@ def test_memory_counts_parameters_exactly_and_without_weights():
     assert found.parameters == found.trainable == 1_720_574_976
     assert found.weights == pytest.approx(4 * found.parameters / 2**30)
     assert found.optimizer == pytest.approx(2 * found.weights)
+    parts = memory.estimate(
+        config, {"per_device_train_batch_size": 8, "max_completion_length": 1024, "sampling_rows": 2}
+    )
+    assert parts.generation == pytest.approx(found.generation / 4)
     half = memory.estimate(config, {"model_init_kwargs": {"dtype": "bfloat16"}, "anchor": "ema"})
     assert half.weights == pytest.approx(found.weights / 2)
     assert half.anchors == pytest.approx(found.weights)  # a float32 shadow

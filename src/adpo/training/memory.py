@@ -102,6 +102,7 @@ def estimate(config: Any, arguments: Mapping[str, Any], lora: Any = None, prompt
     heads = getattr(config, "num_key_value_heads", config.num_attention_heads)
     size = getattr(config, "head_dim", None) or hidden // config.num_attention_heads
     at_once = rows * (arguments.get("steps_per_generation") or arguments.get("gradient_accumulation_steps", 1))
+    at_once = min(at_once, arguments.get("sampling_rows") or at_once)
     cache = 2 * layers * heads * size * tokens * at_once * activation
     anchors = {"ema": 4 * trainable, "fixed": width * trainable, "refresh": width * trainable}
     gib = 1024**3

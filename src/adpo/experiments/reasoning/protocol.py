@@ -97,6 +97,8 @@ OF_WORDS = (
 """Where GPU time is scarce."""
 LISTED = ("methods", "seeds", "repeats", "inners", "wider", "controls", "variants", "variant_seeds")
 """What says which trials there are, and nothing of what a trial is."""
+BY_MEMORY = ("sampling_rows",)
+"""What the results do not depend on, but for chance."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +144,7 @@ class Preset:
     variants: tuple[Variant, ...] = ()
     variant_seeds: int = 3
     repeats: int = 1  # seeds of the studies of steps on a rollout and of rewards that say nothing
+    sampling_rows: int | None = None  # completions that are sampled at a time, if not a rollout's
     temperature: float = 1.0
     level: int = 2  # of the embedded model's arithmetic
     files: Files | None = None  # of other models
@@ -158,7 +161,7 @@ class Preset:
 
     def described(self) -> dict[str, Any]:
         """What a trial depends on: results of more methods, seeds or studies may join those that are there."""
-        return {name: value for name, value in asdict(self).items() if name not in LISTED}
+        return {name: value for name, value in asdict(self).items() if name not in LISTED + BY_MEMORY}
 
     def choosing(self) -> Iterator[Trial]:
         """One seed for each learning rate and setting."""
@@ -288,6 +291,8 @@ PRESETS = {
         watched=256,
         examined=1000,
         sampled=250,
+        exam_batch=128,
+        sampling_rows=128,
         compiled=True,
         files=MATH,
         warmed=0.0,

@@ -130,6 +130,7 @@ def arguments(trial: Trial, preset: Preset, folder: str) -> dict[str, Any]:
         "use_cpu": not on_device,
         "compile_layers": preset.compiled and on_device,
         "record_sampling": recorded(preset),
+        "sampling_rows": preset.sampling_rows,
         "tokens_per_pass": TOKENS_PER_PASS,  # not by the memory that neighbours leave
         **TRAINERS[METHODS[trial.method].trainer],
         **dict(METHODS[trial.method].arguments),

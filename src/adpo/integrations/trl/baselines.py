@@ -32,6 +32,7 @@ class FastGRPOConfig(ScoringForms, SamplingForm, GRPOConfig):  # type: ignore[mi
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_forms()
+        self.check_sampling()
 
 
 class FastGRPOTrainer(Scoring):

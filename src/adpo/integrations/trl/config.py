@@ -63,6 +63,7 @@ class ADPOConfig(Coordinates, ScoringForms, SamplingForm, GRPOConfig):  # type: 
         super().__post_init__()
         self.check_coordinates()
         self.check_forms()
+        self.check_sampling()
         choose("tau_confidence", self.tau_confidence, ("answers", "tokens"))
         choose("truncated", self.truncated, ("zero", "mask", "keep"))
         if self.tau_schedule == "auto" and self.anchor != "on_policy":

@@ -14,8 +14,9 @@ from __future__ import annotations
 import copy
 import importlib.util
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -27,6 +28,7 @@ from adpo.integrations.trl.resume import ExactResume
 from adpo.lm.decoding import PADDED_TO, Decoder, padded, up_to_end, why_not_decoded
 
 log = logging.getLogger("adpo")
+T = TypeVar("T")
 SIZES = 3
 """Graphs that are kept: a rollout's prompts have one of a few lengths."""
 
@@ -42,6 +44,20 @@ class SamplingForm:
         default=False,
         metadata={"help": "Sample by steps recorded as a graph instead: slower a token, but nothing is compiled."},
     )
+    sampling_rows: int | None = field(
+        default=None,
+        metadata={"help": "Completions that the model samples at a time, where memory is short of a rollout's."},
+    )
+
+    def check_sampling(self) -> None:
+        if self.sampling_rows is None:
+            return
+        if self.sampling_rows < 1:
+            raise ValueError(f"sampling_rows must be at least 1; got {self.sampling_rows}")
+        if self.use_vllm or self.use_transformers_continuous_batching:  # type: ignore[attr-defined]
+            raise ValueError(
+                "sampling_rows is for a model that samples by itself: an engine has limits of its own"
+            )
 
 
 class Sampling(ExactResume):
@@ -112,9 +128,21 @@ class Sampling(ExactResume):
 
     def _generate_single_turn(self, prompt_ids: Any, *arguments: Any, **options: Any) -> Any:
         pictures = any(arguments[:2])
-        if self.why_not_recorded is None and self.model.training and not pictures:
-            return self._recorded(prompt_ids), None
-        return self._generated(prompt_ids, *arguments, **options)
+        if self.args.sampling_rows is None or pictures:
+            return self._sampled(prompt_ids, *arguments, **options)
+        parts = even_parts(prompt_ids, self.args.sampling_rows)
+        found = [self._sampled(part, *arguments, **options)[0] for part in parts]
+        return [tokens for part in found for tokens in part], None
+
+    def _sampled(self, prompt_ids: Any, *arguments: Any, **options: Any) -> Any:
+        try:
+            if self.why_not_recorded is None and self.model.training and not any(arguments[:2]):
+                return self._recorded(prompt_ids), None
+            return self._generated(prompt_ids, *arguments, **options)
+        except torch.OutOfMemoryError as error:
+            raise ValueError(
+                f"no memory for {len(prompt_ids)} completions at a time: set sampling_rows to fewer"
+            ) from error
 
     def _recorded(self, prompts: list[list[int]]) -> list[list[int]]:
         """Completions up to their end token."""
@@ -166,6 +194,17 @@ class Sampling(ExactResume):
     def _choose(self, cache: str | None, *, compiled: bool) -> None:
         self.generation_config.cache_implementation = self.generation_kwargs["cache_implementation"] = cache
         self.generation_config.disable_compile = not compiled
+
+
+def even_parts(rows: Sequence[T], most: int) -> list[Sequence[T]]:
+    """As few as hold at most so many each, and as even: every size has a graph of its own.
+
+    >>> even_parts([1, 2, 3, 4, 5, 6], 4)
+    [[1, 2, 3], [4, 5, 6]]
+    """
+    parts = -(-len(rows) // most)
+    size = -(-len(rows) // parts)
+    return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 
 def made_like(policy: Any, dtype: torch.dtype) -> nn.Module:
