@@ -130,7 +130,7 @@ MAY_USE = {  # besides torch: few, named files
     "experiments/listwise/summary.py": {"rich"},
     "experiments/reasoning/figures.py": {"matplotlib"},
     "experiments/reasoning/run.py": {"rich"},
-    "experiments/reasoning/starts.py": {"peft"},
+    "experiments/reasoning/starts.py": {"peft", "safetensors"},
     "experiments/pictures.py": {"matplotlib"},
     "experiments/tables.py": {"rich"},
     "experiments/reasoning/warmup.py": {"peft"},

@@ -108,6 +108,47 @@ def test_methods_are_compared_problem_by_problem():
     assert summary.against(runs, "arithmetic")[0]["verdict"] == "level"  # two seeds that say the opposite
 
 
+def test_few_seeds_have_wide_intervals():
+    """Three seeds, one of which says the opposite of the others: problems are many, seeds are not."""
+    theirs, ours = ["0" * 300 + "1" * 100] * 3, ["0" * (300 - n) + "1" * (100 + n) for n in (90, 80, 10)]
+    runs = [seeded("ADPO", n, right) for n, right in enumerate(ours)]
+    runs += [seeded("GRPO", n, right) for n, right in enumerate(theirs)]
+    (found,) = summary.against(runs, "arithmetic")
+    drawn = summary.difference(ours, theirs)
+    assert drawn.verdict == "ahead"
+    assert found["low"] < 0 < drawn.low
+    assert found["mean"] == pytest.approx(drawn.mean)
+    assert found["p"] > 0.05
+    assert found["verdict"] == "level"
+
+
+@pytest.mark.parametrize(("others", "verdict"), [((), "ahead"), (("GSPO", "Dr. GRPO", "a", "b"), "level")])
+def test_many_comparisons_are_told_from_few(others, verdict):
+    """What is beyond doubt as the only comparison may not be among several."""
+    ours = ["1" * (200 + n) + "0" * (200 - n) for n in (10, 30, 20, 5, 25)]
+    said = {"ADPO": ours, "GRPO": ["1" * 200 + "0" * 200] * 5, **dict.fromkeys(others, ours)}
+    runs = [seeded(method, n, right) for method, rights in said.items() for n, right in enumerate(rights)]
+    found = next(line for line in summary.against(runs, "arithmetic") if line["other"] == "GRPO")
+    assert found["low"] > 0
+    assert found["p"] < 0.05
+    assert found["p_holm"] == pytest.approx((1 + len(others)) * found["p"])
+    assert found["verdict"] == verdict
+
+
+def test_a_run_that_ended_before_it_began():
+    """Stopped at once, or with gradients that are no numbers: counted, and nothing breaks."""
+    lost = ended(stopped="5 optimizer steps", curve=(), rollouts=(), exam=False) | {"logged": []}
+    fine = ended(rate=1e-2) | {"logged": [{"grad_norm": norm} for norm in (3.0, float("nan"), 1.0, 2.0)]}
+    assert summary.chosen([lost, fine]) == {"ADPO": Choice(1e-2)}
+    start = {"watched": 0.3, "exams": {"arithmetic": {"greedy": 0.3}}}
+    lines = summary.lines_of([lost, fine], start, "arithmetic")
+    assert lines[0]["collapsed"]
+    assert lines[1]["measured"]["gradient"] == 2.0
+    assert [line["chosen_by"] for line in lines] == [-1.0, 0.8]
+    rows = summary.rows_of([{**lines[0], "seed": 2}, lines[0], lines[1]], ["arithmetic"])
+    assert [row["seeds"] for row in rows] == [2, 1]
+
+
 def test_methods_are_compared_in_what_else_was_asked_of_them():
     def asked(method, seed, right, **trial):
         found = seeded(method, seed, right)
@@ -181,6 +222,11 @@ def test_rewards_that_say_nothing_are_told_from_what_is_true():
     for reward in rewards.values():
         assert reward.rollouts[0]["right"] == 0.5
     assert rewards["format"].rollouts[0]["live"] == 0.5
+    many = {"task": ["arithmetic"] * 1000, "answer": ["5"] * 1000}
+    with Correct() as correct:
+        noisy, coin = (Watched(kind, correct, 2, seed=0)(["5"] * 1000, **many) for kind in ("noisy", "random"))
+    assert sum(noisy) == pytest.approx(800, abs=50)
+    assert sum(coin) == pytest.approx(500, abs=60)
     assert rewards["correct"].rollouts[0] | {"length": 1.0} == rewards["correct"].rollouts[0]
 
 
@@ -248,6 +294,26 @@ def test_the_start_that_is_kept_is_that_of_the_results():
     assert words["start"]["svamp"]["greedy"] == card["after"]["exams"]["svamp"]["greedy"]
 
 
+def test_an_adapter_that_does_not_fit(tmp_path):
+    small_start(tmp_path / "model")
+    kept = Path(__file__).parents[2] / "docs" / "results" / "reasoning-start"
+    with pytest.raises(ValueError, match="cannot be put on this model"):
+        Start(str(tmp_path / "model"), str(kept)).load()
+    with pytest.raises(ValueError, match=r"expected a folder with adapter_config\.json"):
+        Start(str(tmp_path / "model"), str(tmp_path)).load()
+
+
+def test_a_verifier_that_fails_is_no_collapse_of_the_policy(tmp_path, monkeypatch):
+    """The trial ends with what the verifier said, and is not counted."""
+    start = small_start(tmp_path / "model")
+    monkeypatch.setattr(Watched, "__call__", lambda *_, **__: 1 / 0)
+    sets = problems.generated(SMOKE)
+    with pytest.raises(
+        ValueError, match=r"reward function watched failed .* times in a row, last with ZeroDivision"
+    ):
+        trial.carried_out(Trial("seeds", "ADPO", 1e-4, 1, 20, 1), SMOKE, start, sets, lambda _: None)
+
+
 def test_a_sharpened_start_says_the_same_with_more_certainty(tmp_path):
     start = small_start(tmp_path)
     model, tokenizer = start.load()
@@ -261,7 +327,7 @@ def test_distance_from_the_start(tmp_path):
     start = small_start(tmp_path)
     model, tokenizer = start.load()
     other, _ = start.load()
-    given = (tokenizer, ["1+1=", "2+2="], ["2", "4"], 3)
+    given = (tokenizer, [tokenizer.encode(asked) for asked in ("1+1=", "2+2=")], ["2", "4"], 3)
     assert measures.distance(model.eval(), other.eval(), *given)["kl_to_start"] == 0.0
     with torch.no_grad():
         for value in model.parameters():
@@ -280,6 +346,10 @@ def typed(*arguments):
     ("arguments", "said"),
     [
         (["--methods", "adpo,ppo"], "'ppo': expected some of adpo"),
+        (["--methods", "adpo,grpo,adpo"], "expected each once"),
+        (["--model", "mine"], "--model mine: this preset has its own"),
+        (["--adapter", "mine"], "--adapter mine: this preset has its own"),
+        (["--data", "mine"], "--data mine: this preset has its own"),
         (["--preset", "gpu"], "this preset needs --data"),
         (["--preset", "gpu", "--data", "."], "there is no mawps/test.jsonl in it"),
         (["--warm-up"], "the embedded one is warmed up by itself"),
@@ -355,6 +425,10 @@ def test_the_command_compares_methods(tmp_path, monkeypatch):
         found["exams"]["arithmetic"]["greedy"] for found in results["runs"] if found["exams"]
     ]
     assert "right" not in listed["start"]["arithmetic"]
+    for measure in ("distinct", "agreed_wrong", "live", "length", "reward"):
+        assert all(line["measured"][f"last rollouts: {measure}"] is not None for line in listed["runs"])
+    reported = [line["measured"] for line in listed["runs"] if line["study"] == "seeds"]
+    assert all({"kl_to_start", "entropy", "gradient"} <= set(measured) for measured in reported)
     assert (out / "curves.svg").exists()
     assert "each method at its own best learning rate" in done.output
     monkeypatch.setattr(trial, "carried_out", lambda *_: 1 / 0)
@@ -379,7 +453,7 @@ def test_the_settings_of_the_paper(tmp_path, monkeypatch):
     lines(tmp_path / "data/math/train.jsonl", [*rows[:80], {**of_math(0, 3), "level": "Level ?"}])
     lines(tmp_path / "data/math/test.jsonl", rows[80:])
     fewer = {"rates": (1e-4,), "seeds": 2, "groups": 4, "members": 2, "longest": 6, "rollouts": 1, "short": 1}
-    fewer |= {"sampling_rows": 5, "watched": 4, "examined": 3, "sampled": 2, "exam_samples": 2, "watch_every": 1}
+    fewer |= {"watched": 4, "examined": 3, "sampled": 2, "exam_samples": 2, "watch_every": 1}
     small = replace(PRESETS["paper"], **fewer)
     monkeypatch.setitem(run.PRESETS, "paper", small)
     sets = problems.from_files(tmp_path / "data", small, tokenizer=None)

@@ -11,11 +11,11 @@ from adpo.experiments.pictures import save
 
 
 def draw(results: dict[str, Any], folder: Path) -> None:
-    """Accuracy on watched problems, and reward, by rollouts: a line for each method, its seeds thin behind it."""
+    """Accuracy on watched problems, reward and length by rollouts: a line a method, its seeds thin behind it."""
     runs = [run for run in results["runs"] if run["trial"]["study"] == "seeds"]
     if not runs:
         return
-    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.5))
+    figure, axes = plt.subplots(1, 3, figsize=(15, 4.5))
     methods = list(dict.fromkeys(run["trial"]["method"] for run in runs))
     for number, method in enumerate(methods):
         mine = [run for run in runs if run["trial"]["method"] == method]
@@ -23,23 +23,28 @@ def draw(results: dict[str, Any], folder: Path) -> None:
             ([0, *(at for at, _ in run["curve"])], [*_watched(results), *(v for _, v in run["curve"])])
             for run in mine
         ]
-        rewards = [
-            (range(1, len(run["rollouts"]) + 1), [each["right"] for each in run["rollouts"]]) for run in mine
-        ]
-        for axis, lines in ((left, curves), (right, rewards)):
+        for axis, lines in zip(
+            axes, (curves, _by_rollout(mine, "right"), _by_rollout(mine, "length")), strict=True
+        ):
             for at, values in lines:
                 axis.plot(at, values, color=f"C{number}", alpha=0.25, linewidth=0.8)
             shortest = min(len(values) for _, values in lines)
             means = [sum(values[i] for _, values in lines) / len(lines) for i in range(shortest)]
             axis.plot(list(lines[0][0])[:shortest], means, color=f"C{number}", label=method)
-    left.set_ylabel("accuracy on held-out problems")
-    right.set_ylabel("share of right completions in a rollout")
-    for axis in (left, right):
+    shown = ("accuracy on held-out problems", "share of right completions in a rollout", "tokens a completion")
+    for axis, label in zip(axes, shown, strict=True):
+        axis.set_ylabel(label)
         axis.set_xlabel("rollouts")
         axis.grid(alpha=0.3)
-    left.legend(fontsize=8)
+    axes[0].legend(fontsize=8)
     figure.tight_layout()
     save(figure, folder, "curves")
+
+
+def _by_rollout(runs: list[dict[str, Any]], measure: str) -> list[tuple[list[int], list[float]]]:
+    return [
+        (list(range(1, len(run["rollouts"]) + 1)), [each[measure] for each in run["rollouts"]]) for run in runs
+    ]
 
 
 def _watched(results: dict[str, Any]) -> list[float]:

@@ -9,19 +9,17 @@ from typing import Any
 import torch
 
 from adpo.lm.scoring import sequences, token_logp
-from adpo.training.data import prompt_ids
 
-BATCH = 16
+BATCH = 4
 TEXTS, TEXT_TOKENS = 64, 256
 """Of ordinary English: the reference of the Python language, which every Python carries."""
 
 
 @torch.no_grad()
 def distance(
-    model: Any, start: Any, tokenizer: Any, asked: Sequence[Any], said: Sequence[str], longest: int
+    model: Any, start: Any, tokenizer: Any, prompts: list[list[int]], said: Sequence[str], longest: int
 ) -> dict[str, float]:
     """From completions sampled from the model: nats a token (its entropy), and KL to the start a completion."""
-    prompts = [prompt_ids(prompt, tokenizer) for prompt in asked]
     # What ended before the limit ended by its end token.
     completions = [
         [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id][:longest] for text in said

@@ -72,14 +72,15 @@ def _one(study: str, **arguments: Any) -> Variant:
 MEAN_TAU = 0.1
 """Means are smaller than sums, and so is what they differ by."""
 GUARDED = (("tau_schedule", "guarded"), ("tau_min", 0.3), ("tau_max", 3.0))
+GUARDED_LOW = (("tau_schedule", "guarded"), ("tau_min", 0.03), ("tau_max", 0.3))
 VARIANTS = (
     *(_one("targets", target=target) for target in ("boltzmann", "kde", "plackett_luce", "top1")),
     *(_one("divergences", divergence=name) for name in ("reverse_kl", "alpha:0.5", "wasserstein:1")),
     *(_one("temperatures", tau=tau) for tau in (0.1, 0.3, 1.0, 3.0)),
     *(_one("temperatures", tau_schedule=name) for name in ("auto", "hybrid")),
-    Variant("temperatures", GUARDED),
+    *(Variant("temperatures", bounds) for bounds in (GUARDED, GUARDED_LOW)),
     Variant("collapsed start", sharpened=4.0),
-    Variant("collapsed start", GUARDED, sharpened=4.0),
+    *(Variant("collapsed start", bounds, sharpened=4.0) for bounds in (GUARDED, GUARDED_LOW)),
     Variant("collapsed start", sharpened=4.0, methods=("GRPO",)),
     *(
         Variant("hackable", (("target", target),), "hackable")
@@ -97,8 +98,6 @@ OF_WORDS = (
 """Where GPU time is scarce."""
 LISTED = ("methods", "seeds", "repeats", "inners", "wider", "controls", "variants", "variant_seeds")
 """What says which trials there are, and nothing of what a trial is."""
-BY_MEMORY = ("sampling_rows",)
-"""What the results do not depend on, but for chance."""
 
 
 @dataclass(frozen=True)
@@ -144,10 +143,10 @@ class Preset:
     variants: tuple[Variant, ...] = ()
     variant_seeds: int = 3
     repeats: int = 1  # seeds of the studies of steps on a rollout and of rewards that say nothing
-    sampling_rows: int | None = None  # completions that are sampled at a time, if not a rollout's
     temperature: float = 1.0
     level: int = 2  # of the embedded model's arithmetic
     files: Files | None = None  # of other models
+    chat: Settings = ()  # arguments of their chat template
     warmed: float = 0.5  # share of the training problems that the start is taught instead
 
     @property
@@ -161,7 +160,8 @@ class Preset:
 
     def described(self) -> dict[str, Any]:
         """What a trial depends on: results of more methods, seeds or studies may join those that are there."""
-        return {name: value for name, value in asdict(self).items() if name not in LISTED + BY_MEMORY}
+        told = {name: value for name, value in asdict(self).items() if name not in LISTED}
+        return told if self.chat else {name: value for name, value in told.items() if name != "chat"}
 
     def choosing(self) -> Iterator[Trial]:
         """One seed for each learning rate and setting."""
@@ -283,7 +283,7 @@ PRESETS = {
         methods=("ADPO Plackett-Luce", "ADPO", "GRPO", "GSPO"),
         rates=(1.5e-6, 5e-6, 1.5e-5, 5e-5),
         seeds=5,
-        groups=64,
+        groups=16,
         members=8,
         longest=1024,
         rollouts=200,
@@ -292,9 +292,9 @@ PRESETS = {
         examined=1000,
         sampled=250,
         exam_batch=128,
-        sampling_rows=128,
         compiled=True,
         files=MATH,
+        chat=(("enable_thinking", False),),
         warmed=0.0,
     ),
 }

@@ -134,12 +134,17 @@ def _chosen(name: str, methods: Sequence[str] | None, seeds: int | None) -> Pres
         unknown = [each for each in methods if each not in SHORT]
         if unknown:
             raise ValueError(f"--methods {unknown[0]!r}: expected some of {', '.join(SHORT)}")
+        if len(set(methods)) < len(methods):
+            raise ValueError(f"--methods {','.join(methods)}: expected each once")
         preset = replace(preset, methods=tuple(SHORT[each] for each in methods))
     return preset if seeds is None else replace(preset, seeds=seeds)
 
 
 def _start(preset: Preset, order: Order) -> Start:
     if preset.start == "embedded":
+        for option, given in (("model", order.model), ("adapter", order.adapter), ("data", order.data)):
+            if given is not None:
+                raise ValueError(f"--{option} {given}: this preset has its own; expected --preset gpu or paper")
         return embedded_start(preset.level)
     assert preset.files is not None
     if order.data is None:

@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from adpo.devices import best_device
 from adpo.lm import embedded
 from adpo.lm.gguf import load_gguf
@@ -29,9 +31,7 @@ class Start:
         """Model, in float32 on the device, and tokenizer, which pads on the left."""
         model, tokenizer = load_model(self._readable())
         if self.adapter is not None:
-            from peft import PeftModel
-
-            model = PeftModel.from_pretrained(model, self.adapter).merge_and_unload()
+            model = _with_adapter(model, self.adapter)
         return model.to(best_device()), tokenizer
 
     def tokenizer(self) -> Any:
@@ -68,6 +68,19 @@ class Start:
                 with file.open("rb") as content:
                     total.update(hashlib.file_digest(content, "sha256").digest())
         return total.hexdigest()[:16]
+
+
+def _with_adapter(model: Any, adapter: str) -> Any:
+    """Merged into the model."""
+    from peft import PeftModel
+
+    if not (Path(adapter) / "adapter_config.json").is_file():
+        raise ValueError(f"--adapter {adapter}: expected a folder with adapter_config.json")
+    try:
+        return PeftModel.from_pretrained(model, adapter).merge_and_unload()
+    except (KeyError, OSError, RuntimeError, TypeError, ValueError, SafetensorError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"--adapter {adapter} cannot be put on this model: {reason}") from error
 
 
 def _kept(name: str, load: Callable[[], tuple[Any, Any]]) -> Path:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from adpo.experiments.reasoning.protocol import Choice
-from adpo.experiments.statistics import interval
+from adpo.experiments.statistics import Interval, holm, interval, paired, paired_p
 
 DRAWS = 2000
+DOUBT = 0.05
 KEYS = ("study", "method", "rate", "inner", "changes")
 """What tells the lines of a table apart."""
 OF_A_RUN = ("entropy", "kl_to_start", "forgetting", "seconds_per_step", "tokens_per_step")
@@ -22,7 +24,7 @@ OUR_TARGET = "boltzmann"
 
 
 class Difference(NamedTuple):
-    """In accuracy, with a 95 % interval over problems and seeds, drawn anew together."""
+    """In accuracy, with a 95 % interval."""
 
     mean: float
     low: float
@@ -40,13 +42,19 @@ def chosen(runs: Sequence[dict[str, Any]]) -> dict[str, Choice]:
     """
     best: dict[str, tuple[float, Choice]] = {}
     for run in runs:
-        trial = run["trial"]
-        last = run["rollouts"][-max(1, len(run["rollouts"]) // 4) :]
-        reached = sum(each["right"] for each in last) / len(last) + (run["curve"][-1][1] if run["curve"] else 0.0)
-        reached = reached if run["stopped"] is None else -1.0
+        trial, reached = run["trial"], score(run)
         if trial["method"] not in best or reached > best[trial["method"]][0]:
             best[trial["method"]] = (reached, Choice(trial["rate"], tuple(trial["more"].items())))
     return {method: choice for method, (_, choice) in best.items()}
+
+
+def score(run: dict[str, Any]) -> float:
+    """What a short run is chosen by: its share of right completions in the last quarter, and what is watched."""
+    last = run["rollouts"][-max(1, len(run["rollouts"]) // 4) :]
+    if run["stopped"] is not None or not last:
+        return -1.0
+    right = sum(each["right"] for each in last) / len(last)
+    return float(right + (run["curve"][-1][1] if run["curve"] else 0.0))
 
 
 def tried(runs: Sequence[dict[str, Any]]) -> dict[str, set[float]]:
@@ -83,6 +91,7 @@ def lines_of(runs: Sequence[dict[str, Any]], start: dict[str, Any], exam: str) -
         line = {name: run["trial"][name] for name in (*KEYS, "seed")}
         line |= {"collapsed": collapsed(run, start, exam), "stopped": run["stopped"]}
         line[WATCHED] = run["curve"][-1][1] if run["curve"] else None
+        line |= {"chosen_by": round(score(run), 4)} if line["study"] == "rates" else {}
         lines.append(line | _shares(run["exams"]) | {"measured": _measured(run)})
     return lines
 
@@ -98,11 +107,11 @@ def _shares(exams: dict[str, Any]) -> dict[str, Any]:
 def _measured(run: dict[str, Any]) -> dict[str, float]:
     """Beside accuracies: at the end, over all steps, and as means over the last tenth of the rollouts."""
     found = {name: float(run[name]) for name in OF_A_RUN if name in run}
-    if gradients := sorted(log["grad_norm"] for log in run["logged"]):
+    if gradients := sorted(log["grad_norm"] for log in run["logged"] if math.isfinite(log["grad_norm"])):
         found["gradient"] = gradients[len(gradients) // 2]
     last = run["rollouts"][-max(1, len(run["rollouts"]) // 10) :]
-    late = {name: sum(float(each[name]) for each in last) / len(last) for name in last[-1]}
-    found |= {f"last rollouts: {name}": value for name, value in late.items()}
+    for name in last[-1] if last else ():
+        found[f"last rollouts: {name}"] = sum(float(each[name]) for each in last) / len(last)
     return {name: float(f"{value:.6g}") for name, value in found.items()}
 
 
@@ -117,9 +126,11 @@ def rows_of(lines: Sequence[dict[str, Any]], exams: Sequence[str]) -> list[dict[
 def _row(lines: list[dict[str, Any]], exams: Sequence[str]) -> dict[str, Any]:
     row = {"seeds": len(lines), "collapsed": sum(line["collapsed"] for line in lines)}
     row[WATCHED] = _with_interval([line[WATCHED] or 0.0 for line in lines])
+    if "chosen_by" in lines[0]:
+        row["chosen_by"] = _with_interval([line["chosen_by"] for line in lines])
     for exam in exams:
         for measure in lines[0].get(exam, ()):
-            row[f"{exam}: {measure}"] = _with_interval([line[exam][measure] for line in lines])
+            row[f"{exam}: {measure}"] = _with_interval([line[exam][measure] for line in lines if exam in line])
     for measure in dict.fromkeys(name for line in lines for name in line["measured"]):
         row[measure] = _with_interval([line["measured"][measure] for line in lines if measure in line["measured"]])
     return row
@@ -155,28 +166,30 @@ def against_beside(runs: Sequence[dict[str, Any]], exam: str) -> list[dict[str, 
 
 def _compared(reported: dict[str, dict[int, str]], exam: str, what: str) -> list[dict[str, Any]]:
     pairs = [(ours, other) for ours in OURS if ours in reported for other in reported if other != ours]
-    lines = []
+    lines: list[dict[str, Any]] = []
     for ours, other in pairs:
         seeds = sorted(reported[ours].keys() & reported[other].keys())  # the same seeds, as far as both have ended
         if not seeds:
             continue
         mine, theirs = ([reported[method][seed] for seed in seeds] for method in (ours, other))
-        over_both = difference(mine, theirs)
-        over_seeds = interval([_share(a) - _share(b) for a, b in zip(mine, theirs, strict=True)])
-        agree = (over_both.low > 0 and over_seeds.low > 0) or (over_both.high < 0 and over_seeds.high < 0)
+        shares = [[_share(right) for right in method] for method in (mine, theirs)]
+        found = wider(difference(mine, theirs), paired(*shares)) if len(seeds) > 1 else difference(mine, theirs)
         lines.append(
-            {
-                "exam": exam,
-                "what": what,
-                "ours": ours,
-                "other": other,
-                "seeds": len(seeds),
-                **over_both._asdict(),
-                "half_over_seeds": over_seeds.half if len(seeds) > 1 else 0.0,
-                "verdict": over_both.verdict if agree else "level",
-            }
+            {"exam": exam, "what": what, "ours": ours, "other": other, "seeds": len(seeds)}
+            | {**found._asdict(), "p": paired_p(*shares) if len(seeds) > 1 else 1.0}
         )
+    for ours in OURS:  # a question, and everyone it was asked of: one family
+        family = [line for line in lines if line["ours"] == ours]
+        for line, adjusted in zip(family, holm([line["p"] for line in family]), strict=True):
+            line["p_holm"] = adjusted
+            found = Difference(line["mean"], line["low"], line["high"])
+            line["verdict"] = found.verdict if adjusted < DOUBT else "level"
     return lines
+
+
+def wider(over_both: Difference, over_seeds: Interval) -> Difference:
+    """Problems and seeds drawn anew say too little of few seeds, Student's t over seeds nothing of problems."""
+    return Difference(over_both.mean, min(over_both.low, over_seeds.low), max(over_both.high, over_seeds.high))
 
 
 def _share(right: str) -> float:
@@ -184,7 +197,7 @@ def _share(right: str) -> float:
 
 
 def difference(ours: Sequence[str], theirs: Sequence[str], draws: int = DRAWS) -> Difference:
-    """Of two methods, a string of 0 and 1 for each seed; problems and seeds are both drawn with replacement.
+    """Of two methods, a string of 0 and 1 for each seed; problems and seeds are drawn anew together.
 
     >>> difference(["1111", "1110"], ["0000", "0001"], draws=200).verdict
     'ahead'

@@ -39,8 +39,9 @@ def _study(results: dict[str, Any], study: str, title: str) -> Lines:
         *(f"{exam}: {k.replace('_at_', '@')}" for exam in exams),
         *("reward", "right", "length", "distinct answers", "agreed, wrong", "live", "nats a token", "KL to start"),
         *("forgetting", "gradient", "tokens a step", "s a step"),
+        *(("chosen by",) if study == "rates" else ()),
     )
-    rows = []
+    rows = [_begun(results, exams, k, len(columns))] if study == "seeds" else []
     for row in results["rows"]:
         if row["study"] != study:
             continue
@@ -56,9 +57,18 @@ def _study(results: dict[str, Any], study: str, title: str) -> Lines:
                 *(_share(row.get(f"{exam}: greedy")) for exam in exams),
                 *(_share(row.get(f"{exam}: {k}")) for exam in exams),
                 *(f"{row[name][0]:.3g}" if name in row else "" for name in (*late, *MORE)),
+                *((f"{row['chosen_by'][0]:.3f}",) if study == "rates" else ()),
             )
         )
     return Lines(title, columns, rows)
+
+
+def _begun(results: dict[str, Any], exams: Sequence[str], k: str, columns: int) -> tuple[str, ...]:
+    """What everyone started with."""
+    start = results["start"]
+    known = [f"{start['watched']:.1%}", *(f"{start['exams'][exam]['greedy']:.1%}" for exam in exams)]
+    known += [f"{start['exams'][exam][k]:.1%}" for exam in exams]
+    return ("the start", "", "", "", "", *known, *("" for _ in range(columns - 5 - len(known))))
 
 
 def _share(value: Sequence[float] | None) -> str:
@@ -76,12 +86,13 @@ def _against(results: dict[str, Any]) -> Lines:
             row["other"],
             str(row["seeds"]),
             f"{row['mean']:+.1%} [{row['low']:+.1%}, {row['high']:+.1%}]",
+            f"{row['p_holm']:.2g}",
             row["verdict"],
         )
         for row in results["against"]
     ]
     return Lines(
         "greedy accuracy against, 95 % over problems and seeds",
-        ("problems", "asked", "method", "against", "seeds", "difference", ""),
+        ("problems", "asked", "method", "against", "seeds", "difference", "p", ""),
         rows,
     )

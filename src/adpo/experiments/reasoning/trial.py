@@ -20,7 +20,7 @@ from adpo.experiments.reasoning.rewards import Watched
 from adpo.experiments.reasoning.starts import Start
 from adpo.lm.evaluate import Scored
 from adpo.lm.rewards import Correct
-from adpo.training.data import Row
+from adpo.training.data import Row, prompt_ids
 from adpo.training.exam import Exam, Taken
 from adpo.training.run import made_trainer, trainer_config
 from adpo.training.settings import METHODS as TRAINERS
@@ -130,7 +130,7 @@ def arguments(trial: Trial, preset: Preset, folder: str) -> dict[str, Any]:
         "use_cpu": not on_device,
         "compile_layers": preset.compiled and on_device,
         "record_sampling": recorded(preset),
-        "sampling_rows": preset.sampling_rows,
+        "chat_template_kwargs": dict(preset.chat) or None,
         "tokens_per_pass": TOKENS_PER_PASS,  # not by the memory that neighbours leave
         **TRAINERS[METHODS[trial.method].trainer],
         **dict(METHODS[trial.method].arguments),
@@ -149,10 +149,11 @@ def _trained(trainer: Any) -> str | None:
 
     try:
         trainer.train()
-        trainer.step_guard.complain()
     except TrainingStoppedError as error:
-        return str(error)
-    return None
+        if trainer.step_guard.stopped is None:  # not the policy's doing
+            raise ValueError(str(error)) from error
+    stopped: str | None = trainer.step_guard.stopped
+    return None if stopped is None else stopped.split(";")[0]  # without a folder that is gone
 
 
 def _exam(rows: list[Row], tokenizer: Any, correct: Correct, preset: Preset) -> Exam:
@@ -161,6 +162,7 @@ def _exam(rows: list[Row], tokenizer: Any, correct: Correct, preset: Preset) -> 
         tokenizer,
         correct,
         preset.longest_in_exams,
+        dict(preset.chat),
         samples=preset.exam_samples,
         batch=preset.exam_batch,
         recorded=torch.accelerator.is_available(),  # nobody compiles for an exam
@@ -216,7 +218,8 @@ def _from_start(
     before, _ = start.load()
     sharpen(before, trial.sharpened)
     asked, said = [row["prompt"] for row in rows], [texts[0] for texts in sampled]
-    found = measures.distance(model.eval(), before.eval(), tokenizer, asked, said, preset.longest_in_exams)
+    prompts = [prompt_ids(prompt, tokenizer, dict(preset.chat)) for prompt in asked]
+    found = measures.distance(model.eval(), before.eval(), tokenizer, prompts, said, preset.longest_in_exams)
     if preset.start != "embedded":
         found["forgetting"] = measures.forgetting(model, tokenizer)
     return found
@@ -240,6 +243,7 @@ class _Watch(TrainerCallback):  # type: ignore[misc]
         self.seconds = 0.0
 
     def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:  # noqa: ARG002
+        control.should_save = False  # nothing is kept of a trial, not even of one that is stopped
         rollouts, left = divmod(state.global_step, self.trial.inner)
         if left:
             return

@@ -110,7 +110,10 @@ def lessons(
 ) -> list[tuple[list[int], list[int]]]:
     """Tokens of prompts and of what is to be said: solutions of GSM8K, and calculations for easier problems."""
     source = data / "gsm8k" / "train.jsonl"
-    solutions = {row["question"]: str(row["answer"]) for _, row in read_rows(source)}
+    try:
+        solutions = {row["question"]: str(row["answer"]) for _, row in read_rows(source)}
+    except KeyError as missing:
+        raise ValueError(f"{source}: a row has no {missing}; expected the fields of GSM8K") from None
     pairs = [
         (row_of(problem, tokenizer, INSTRUCTION)["prompt"], _CALCULATIONS.sub("", solutions[problem.question]))
         for problem in without_likes_of(load(source), *held_out(data, files).values())
@@ -184,4 +187,5 @@ def told(card: dict[str, Any]) -> str:
     return (
         f"start {card['start']}: {after['watched']:.1%} of the training problems right, {after['live']:.0%} of "
         f"groups live; exams: {exams}; {card['bytes']} bytes"
+        + ("" if card["goal_reached"] else f"; rewards teach more from {GOAL:.0%} right and {LIVE_GOAL:.0%} live")
     )
