@@ -314,6 +314,21 @@ def test_a_verifier_that_fails_is_no_collapse_of_the_policy(tmp_path, monkeypatc
         trial.carried_out(Trial("seeds", "ADPO", 1e-4, 1, 20, 1), SMOKE, start, sets, lambda _: None)
 
 
+@pytest.mark.parametrize("method", ["ADPO", "GRPO"])
+def test_a_policy_that_diverges_is_a_result(tmp_path, method):
+    """Stopped, examined, counted; without a checkpoint, or the name of a folder that is gone."""
+    start = small_start(tmp_path / "model")
+    wild = Trial("seeds", method, 1e9, 1, 12, 1, reward="random")
+    found = trial.carried_out(wild, SMOKE, start, problems.generated(SMOKE), lambda _: None)
+    assert found["stopped"] == "5 optimizer steps in a row had a gradient that is not finite"
+    assert 0 < len(found["rollouts"]) < 12
+    (line,) = summary.lines_of(
+        [found], trial.examined(start, SMOKE, problems.generated(SMOKE), print), "arithmetic"
+    )
+    assert line["collapsed"]
+    json.dumps(line, allow_nan=False)
+
+
 def test_a_sharpened_start_says_the_same_with_more_certainty(tmp_path):
     start = small_start(tmp_path)
     model, tokenizer = start.load()
