@@ -482,5 +482,11 @@ def test_the_settings_of_the_paper(tmp_path, monkeypatch):
     reported = [run for run in kept["runs"] if run["study"] == "seeds"]
     assert [run["method"] for run in reported] == ["ADPO Plackett-Luce", "GRPO"] * 2
     assert all(0 <= run["math"]["greedy"] <= 1 and run["inner"] == 4 for run in reported)
+    splits = {"train": rows[:80], "test": rows[80:]}
+    monkeypatch.setattr(problems, "named", lambda name, _, split: splits[split] if "MATH" in name else 1 / 0)
+    assert problems.from_files(None, small, tokenizer=None) == sets  # without --data, by its name
+    again = typed(*given[:4], "--methods", "adpo_pl,grpo", "--out", str(tmp_path / "out"), "--resume")
+    assert "other settings" in str(again.exception)  # what was read from files is not merged with it
     nobody = typed(*given[:2], "--model", "nobody/nothing", *given[4:], "--out", str(tmp_path / "none"))
     assert "nobody/nothing" in str(nobody.exception)
+    assert not (tmp_path / "none").exists()

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from adpo.experiments.reasoning.protocol import Files, Preset
-from adpo.lm.data import load, without_likes_of
+from adpo.lm.data import load, of_rows, without_likes_of
 from adpo.lm.tasks import Problem, up_to
-from adpo.training.data import Row, row_of
+from adpo.training.data import Row, named, row_of
 from adpo.training.settings import RunSettings
 
 INSTRUCTION = RunSettings.instruction
@@ -39,28 +39,35 @@ def generated(preset: Preset) -> Sets:
     )
 
 
-def held_out(data: Path, files: Files) -> dict[str, list[Problem]]:
+def held_out(data: Path | None, files: Files) -> dict[str, list[Problem]]:
     """All problems of the exams, asked or not."""
-    return {name: load(data / file, files.levels) for name, file, _ in files.exams}
+    return {name: _read(data, file, files) for name, file, _ in files.exams}
 
 
-def from_files(data: Path, preset: Preset, tokenizer: Any) -> Sets:
+def _read(data: Path | None, file: str, files: Files) -> list[Problem]:
+    """Of a folder; without one, of the data set by name, whose splits are called as the files are."""
+    if data is not None:
+        return load(data / file, files.levels)
+    assert files.named is not None
+    split = Path(file).stem
+    return of_rows(named(files.named, None, split), f"{files.named}, {split}", files.levels)
+
+
+def from_files(data: Path | None, preset: Preset, tokenizer: Any) -> Sets:
     """Problems in words; those that resemble one of an exam, numbers apart, are not trained on."""
     files = preset.files
     assert files is not None
     exams = held_out(data, files)
-    once = {
-        problem.question: problem for problem in load(data / files.train, files.levels)
-    }  # some are there twice
+    once = {problem.question: problem for problem in _read(data, files.train, files)}  # some are there twice
     learnt = without_likes_of(list(once.values()), *exams.values())
     random.Random(0).shuffle(learnt)
     watched = learnt[: preset.watched]
     rest = without_likes_of(learnt[preset.watched :], watched)
     shuffled = {name: random.Random(0).sample(problems, len(problems)) for name, problems in exams.items()}
     if len(rest) < 2 * preset.groups:
+        source = files.named if data is None else data / files.train
         raise ValueError(
-            f"{data / files.train} has {len(rest)} problems unlike those of the exams; "
-            f"{2 * preset.groups} are needed"
+            f"{source} has {len(rest)} problems unlike those of the exams; {2 * preset.groups} are needed"
         )
 
     taught = int(preset.warmed * len(rest))

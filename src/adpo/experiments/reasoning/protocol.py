@@ -13,6 +13,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from adpo.experiments.reasoning.methods import METHODS, Settings
+from adpo.experiments.reasoning.variants import OF_WORDS, VARIANTS, Variant
 
 FURTHER = 3.0
 """From a learning rate to the next, where the best is the first or the last of those that were tried."""
@@ -54,59 +55,20 @@ class Choice(NamedTuple):
         return Trial(study, method, self.rate, 1, rollouts, inner, more=self.more)
 
 
-@dataclass(frozen=True)
-class Variant:
-    """Another ADPO, another reward, another start: compared over seeds at what their method is best with."""
-
-    study: str
-    more: Settings = ()
-    reward: str = "correct"
-    sharpened: float = 1.0
-    methods: tuple[str, ...] = ("ADPO",)
-
-
-def _one(study: str, **arguments: Any) -> Variant:
-    return Variant(study, tuple(arguments.items()))
-
-
 MEAN_TAU = 0.1
 """Means are smaller than sums, and so is what they differ by."""
-GUARDED = (("tau_schedule", "guarded"), ("tau_min", 0.3), ("tau_max", 3.0))
-GUARDED_LOW = (("tau_schedule", "guarded"), ("tau_min", 0.03), ("tau_max", 0.3))
-VARIANTS = (
-    *(_one("targets", target=target) for target in ("boltzmann", "kde", "plackett_luce", "top1")),
-    *(_one("divergences", divergence=name) for name in ("reverse_kl", "alpha:0.5", "wasserstein:1")),
-    *(_one("temperatures", tau=tau) for tau in (0.1, 0.3, 1.0, 3.0)),
-    *(_one("temperatures", tau_schedule=name) for name in ("auto", "hybrid")),
-    *(Variant("temperatures", bounds) for bounds in (GUARDED, GUARDED_LOW)),
-    Variant("collapsed start", sharpened=4.0),
-    *(Variant("collapsed start", bounds, sharpened=4.0) for bounds in (GUARDED, GUARDED_LOW)),
-    Variant("collapsed start", sharpened=4.0, methods=("GRPO",)),
-    *(
-        Variant("hackable", (("target", target),), "hackable")
-        for target in ("boltzmann", "kde", "plackett_luce", "top1")
-    ),
-    Variant("hackable", reward="hackable", methods=("GRPO", "GSPO", "Boltzmann, no anchor")),
-    Variant("noisy", reward="noisy", methods=("ADPO", "ADPO Plackett-Luce", "GRPO", "GSPO")),
-)
-
-
-OF_WORDS = (
-    Variant("hackable", reward="hackable", methods=("ADPO", "GRPO", "GSPO")),
-    Variant("noisy", reward="noisy", methods=("ADPO", "GRPO", "GSPO")),
-)
-"""Where GPU time is scarce."""
 LISTED = ("methods", "seeds", "repeats", "inners", "wider", "controls", "variants", "variant_seeds")
 """What says which trials there are, and nothing of what a trial is."""
 
 
 @dataclass(frozen=True)
 class Files:
-    """Of the data folder."""
+    """Of the data folder; or splits of a data set that `datasets` knows by name, called as the files are."""
 
     train: str
     exams: tuple[tuple[str, str, int], ...]  # name, file, problems at most; the first is the one that is reported
     levels: tuple[int, ...] | None = None
+    named: str | None = None
 
     @property
     def all(self) -> tuple[str, ...]:
@@ -161,6 +123,8 @@ class Preset:
     def described(self) -> dict[str, Any]:
         """What a trial depends on: results of more methods, seeds or studies may join those that are there."""
         told = {name: value for name, value in asdict(self).items() if name not in LISTED}
+        if told["files"] is not None:
+            told["files"].pop("named")  # what is read is told apart
         return told if self.chat else {name: value for name, value in told.items() if name != "chat"}
 
     def choosing(self) -> Iterator[Trial]:
@@ -214,7 +178,12 @@ class Preset:
             yield replace(base, more=tuple(mean.items()))
 
 
-MATH = Files("math/train.jsonl", (("math", "math/test.jsonl", 1000),), levels=(3, 4))
+MATH = Files(
+    "math/train.jsonl",
+    (("math", "math/test.jsonl", 1000),),
+    levels=(3, 4),
+    named="DigitalLearningGmbH/MATH-lighteval",
+)
 WORDS = Files("mawps/test.jsonl", (("svamp", "svamp/test.jsonl", 1000), ("gsm8k", "gsm8k/test.jsonl", 320)))
 """MAWPS is for training alone, whatever its file is called."""
 PRESETS = {

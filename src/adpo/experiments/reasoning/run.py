@@ -57,7 +57,6 @@ class Place:
 def _sets(place: Place) -> Sets:
     if place.preset.start == "embedded":
         return problems.generated(place.preset)
-    assert place.data is not None
     return problems.from_files(place.data, place.preset, place.start.tokenizer())
 
 
@@ -73,6 +72,7 @@ def reproduce(name: str, methods: Sequence[str] | None, seeds: int | None, order
         **preset.described(),
     }
     description["data"] = _digests(preset, order)
+    _ = place.sets  # what cannot be read is complained about before anything is written
     job = Job(order.out, description, order.resume, provenance())
     work = _Work(job, place, order)
     start, runs = work.begun(Cell("start", partial(_examined, place), preset.rollouts), preset.choosing())
@@ -147,11 +147,12 @@ def _start(preset: Preset, order: Order) -> Start:
                 raise ValueError(f"--{option} {given}: this preset has its own; expected --preset gpu or paper")
         return embedded_start(preset.level)
     assert preset.files is not None
-    if order.data is None:
+    if order.data is not None:
+        missing = [file for file in preset.files.all if not (order.data / file).is_file()]
+        if missing:
+            raise ValueError(f"--data {order.data}: there is no {missing[0]} in it")
+    elif preset.files.named is None:
         raise ValueError(f"this preset needs --data, a folder with {', '.join(preset.files.all)}")
-    for file in preset.files.all:
-        if not (order.data / file).is_file():
-            raise ValueError(f"--data {order.data}: there is no {file} in it")
     if preset.start == "smollm2" and order.model is None:
         raise ValueError("this preset needs --model, a .gguf file or a folder of SmolLM2-135M-Instruct")
     return Start(order.model or preset.start, order.adapter)
@@ -159,8 +160,10 @@ def _start(preset: Preset, order: Order) -> Start:
 
 def _digests(preset: Preset, order: Order) -> dict[str, str]:
     """Results from other problems are never merged."""
-    if preset.files is None or order.data is None:
+    if preset.files is None:
         return {}
+    if order.data is None:
+        return {"named": str(preset.files.named)}
     return {file: digest(order.data / file)[:16] for file in preset.files.all}
 
 

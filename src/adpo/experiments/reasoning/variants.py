@@ -1,0 +1,50 @@
+"""Studies beside the reported runs: other objectives, rewards and starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from adpo.experiments.reasoning.methods import Settings
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Another ADPO, another reward, another start: compared over seeds at what their method is best with."""
+
+    study: str
+    more: Settings = ()
+    reward: str = "correct"
+    sharpened: float = 1.0
+    methods: tuple[str, ...] = ("ADPO",)
+
+
+def _one(study: str, **arguments: Any) -> Variant:
+    return Variant(study, tuple(arguments.items()))
+
+
+GUARDED = (("tau_schedule", "guarded"), ("tau_min", 0.3), ("tau_max", 3.0))
+GUARDED_LOW = (("tau_schedule", "guarded"), ("tau_min", 0.03), ("tau_max", 0.3))
+VARIANTS = (
+    *(_one("targets", target=target) for target in ("boltzmann", "kde", "plackett_luce", "top1")),
+    *(_one("divergences", divergence=name) for name in ("reverse_kl", "alpha:0.5", "wasserstein:1")),
+    *(_one("temperatures", tau=tau) for tau in (0.1, 0.3, 1.0, 3.0)),
+    *(_one("temperatures", tau_schedule=name) for name in ("auto", "hybrid")),
+    *(Variant("temperatures", bounds) for bounds in (GUARDED, GUARDED_LOW)),
+    Variant("collapsed start", sharpened=4.0),
+    *(Variant("collapsed start", bounds, sharpened=4.0) for bounds in (GUARDED, GUARDED_LOW)),
+    Variant("collapsed start", sharpened=4.0, methods=("GRPO",)),
+    *(
+        Variant("hackable", (("target", target),), "hackable")
+        for target in ("boltzmann", "kde", "plackett_luce", "top1")
+    ),
+    Variant("hackable", reward="hackable", methods=("GRPO", "GSPO", "Boltzmann, no anchor")),
+    Variant("noisy", reward="noisy", methods=("ADPO", "ADPO Plackett-Luce", "GRPO", "GSPO")),
+)
+
+
+OF_WORDS = (
+    Variant("hackable", reward="hackable", methods=("ADPO", "GRPO", "GSPO")),
+    Variant("noisy", reward="noisy", methods=("ADPO", "GRPO", "GSPO")),
+)
+"""Where GPU time is scarce."""
