@@ -41,7 +41,7 @@ def _study(results: dict[str, Any], study: str, title: str) -> Lines:
         *("forgetting", "gradient", "tokens a step", "s a step"),
         *(("chosen by",) if study == "rates" else ()),
     )
-    rows = [_begun(results, exams, k, len(columns))] if study == "seeds" else []
+    rows = []
     for row in results["rows"]:
         if row["study"] != study:
             continue
@@ -60,7 +60,8 @@ def _study(results: dict[str, Any], study: str, title: str) -> Lines:
                 *((f"{row['chosen_by'][0]:.3f}",) if study == "rates" else ()),
             )
         )
-    return Lines(title, columns, rows)
+    before = [_begun(results, exams, k, len(columns))] if study == "seeds" and rows else []
+    return Lines(title, columns, before + rows)
 
 
 def _begun(results: dict[str, Any], exams: Sequence[str], k: str, columns: int) -> tuple[str, ...]:
