@@ -362,9 +362,9 @@ def typed(*arguments):
     [
         (["--methods", "adpo,ppo"], "'ppo': expected some of adpo"),
         (["--methods", "adpo,grpo,adpo"], "expected each once"),
-        (["--model", "mine"], "--model mine: this preset has its own"),
-        (["--adapter", "mine"], "--adapter mine: this preset has its own"),
-        (["--data", "mine"], "--data mine: this preset has its own"),
+        (["--model", "mine"], "--model is for --preset gpu and paper; got mine"),
+        (["--adapter", "mine"], "--adapter is for --preset gpu and paper; got mine"),
+        (["--data", "mine"], "--data is for --preset gpu and paper; got mine"),
         (["--preset", "gpu"], "this preset needs --data"),
         (["--preset", "gpu", "--data", "."], "there is no mawps/test.jsonl in it"),
         (["--warm-up"], "the embedded one is warmed up by itself"),

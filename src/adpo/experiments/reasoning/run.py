@@ -144,7 +144,7 @@ def _start(preset: Preset, order: Order) -> Start:
     if preset.start == "embedded":
         for option, given in (("model", order.model), ("adapter", order.adapter), ("data", order.data)):
             if given is not None:
-                raise ValueError(f"--{option} {given}: this preset has its own; expected --preset gpu or paper")
+                raise ValueError(f"--{option} is for --preset gpu and paper; got {given} for the embedded model")
         return embedded_start(preset.level)
     assert preset.files is not None
     if order.data is not None:
