@@ -9,6 +9,7 @@ import pytest
 from adpo.experiments.reasoning import summary
 from adpo.experiments.reasoning.protocol import PRESETS
 from adpo.experiments.reasoning.tables import tables
+from adpo.experiments.statistics import holm
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 KEPT = json.loads((RESULTS / "reasoning.json").read_text())
@@ -75,6 +76,44 @@ def test_every_difference_in_the_text_was_measured():
     }
     for triple in said:
         assert tuple(float(figure.replace("−", "-")) for figure in triple) in measured, triple
+
+
+def measured_shares():
+    found = {cell for lines in TABLES for row in lines.rows for cell in row}
+    return {share for cell in found for share in re.findall(r"(\d+\.\d)%", cell)}
+
+
+@pytest.mark.parametrize("where", ["the paper's claims", "the README"])
+def test_shares_beside_the_tables_are_in_them(where):
+    readme = (RESULTS.parents[1] / "README.md").read_text()
+    said = {
+        "the paper's claims": PAGE[PAGE.index("## The paper's claims") : PAGE.index("## Where the numbers")],
+        "the README": "\n".join(line for line in readme.splitlines() if line.startswith("| verifiable rewards")),
+    }[where]
+    shares = set(re.findall(r"(\d+\.\d) %", said)) - {"0.1"}  # "under 0.1 %"
+    agreed = {f"{100 * share:.1f}" for share in agreements()}
+    assert len(shares) > 5
+    assert shares <= measured_shares() | agreed, shares - measured_shares() - agreed
+
+
+def agreements():
+    """Groups that agree on a wrong answer, which the tables give as a number from 0 to 1."""
+    for lines in TABLES:
+        if "agreed, wrong" in lines.columns:
+            place = lines.columns.index("agreed, wrong")
+            yield from (float(row[place]) for row in lines.rows if row[place])
+
+
+def test_what_a_correction_over_all_questions_would_leave():
+    """Of those asked beside the first of the pretrained model: the page says which."""
+    beside = [line for line in KEPT[1]["against"] if line["what"]]
+    assert len(beside) == 8
+    beyond = [
+        (line["what"], line["other"])
+        for line, p in zip(beside, holm([line["p"] for line in beside]), strict=True)
+        if p < summary.DOUBT
+    ]
+    assert beyond == [("hackable reward", "GRPO")]
 
 
 def test_seeds_and_collapses_are_those_of_the_runs():

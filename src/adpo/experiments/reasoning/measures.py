@@ -10,7 +10,7 @@ import torch
 
 from adpo.lm.scoring import sequences, token_logp
 
-BATCH = 4
+BATCH = 4  # all logits are there at once
 TEXTS, TEXT_TOKENS = 64, 256
 """Of ordinary English: the reference of the Python language, which every Python carries."""
 
