@@ -27,6 +27,7 @@ class Watched:
         self.kind, self.correct, self.members = kind, correct, members
         self.draw = random.Random(seed)
         self.rollouts: list[dict[str, float]] = []
+        self.tokens = 0  # of all completions: rollouts may be of several batches
 
     def __call__(
         self, completions: Sequence[Any], task: Sequence[str], answer: Sequence[str], **given: Any
@@ -35,6 +36,7 @@ class Watched:
         right = [float(outcome is Outcome.correct) for outcome in outcomes]
         rewards = self._rewards(completions, outcomes, right)
         lengths = [len(ids) for ids in given.get("completion_ids") or []]
+        self.tokens += sum(lengths)
         self.rollouts.append(
             {
                 "reward": _mean(rewards),

@@ -105,7 +105,7 @@ def _shares(exams: dict[str, Any]) -> dict[str, Any]:
 
 
 def _measured(run: dict[str, Any]) -> dict[str, float]:
-    """Beside accuracies: at the end, over all steps, and as means over the last tenth of the rollouts."""
+    """Beside accuracies: at the end, over all steps, and means over the last rollouts, one in ten or one."""
     found = {name: float(run[name]) for name in OF_A_RUN if name in run}
     if gradients := sorted(log["grad_norm"] for log in run["logged"] if math.isfinite(log["grad_norm"])):
         found["gradient"] = gradients[len(gradients) // 2]
@@ -151,17 +151,22 @@ def against(runs: Sequence[dict[str, Any]], exam: str) -> list[dict[str, Any]]:
 
 
 def against_beside(runs: Sequence[dict[str, Any]], exam: str) -> list[dict[str, Any]]:
-    """The same where methods differ in what was asked of them: steps on a rollout, or what is rewarded."""
+    """The same where other things were asked of them: steps on a rollout, its batches, or what is rewarded."""
     asked: dict[str, dict[str, dict[int, str]]] = {}
     for run in runs:
         trial, found = run["trial"], run["exams"].get(exam, {}).get("right")
         ours = trial["more"].get("target", OUR_TARGET) == OUR_TARGET
-        if trial["study"] in ("inner", "control", "noisy", "hackable") and found and ours:
-            steps = "1 step" if trial["inner"] == 1 else f"{trial['inner']} steps"
-            what = f"{steps} a rollout" if trial["study"] == "inner" else f"{trial['reward']} reward"
-            asked.setdefault(what, {}).setdefault(trial["method"], {})[trial["seed"]] = found
+        if trial["study"] in ("inner", "control", "noisy", "hackable", "stale") and found and ours:
+            asked.setdefault(_asked(trial), {}).setdefault(trial["method"], {})[trial["seed"]] = found
     lines = [line for what, reported in asked.items() for line in _compared(reported, exam, what)]
     return [line for line in lines if line["seeds"] > 1]
+
+
+def _asked(trial: dict[str, Any]) -> str:
+    if trial["study"] == "stale":
+        return f"rollouts of {trial['more']['steps_per_generation']} batches"
+    steps = "1 step" if trial["inner"] == 1 else f"{trial['inner']} steps"
+    return f"{steps} a rollout" if trial["study"] == "inner" else f"{trial['reward']} reward"
 
 
 def _compared(reported: dict[str, dict[int, str]], exam: str, what: str) -> list[dict[str, Any]]:

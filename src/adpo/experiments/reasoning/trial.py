@@ -64,10 +64,7 @@ def carried_out(trial: Trial, preset: Preset, start: Start, sets: Sets, report: 
         | {"more": dict(trial.more)},
         "stopped": stopped,
         "seconds_per_step": seconds / steps,
-        "tokens_per_step": sum(each["length"] for each in reward.rollouts)
-        * preset.groups
-        * preset.members
-        / steps,
+        "tokens_per_step": reward.tokens / steps,
         "scoring": trainer.scorer.chosen(),
         "curve": watch.curve,
         "watched": watch.right,
@@ -234,7 +231,7 @@ def _rounded(values: dict[str, float]) -> dict[str, float]:
 
 
 class _Watch(TrainerCallback):  # type: ignore[misc]
-    """Looks at some held-out problems every few rollouts."""
+    """Looks at some held-out problems every few rollouts: by steps, however many were sampled at once."""
 
     def __init__(self, trial: Trial, preset: Preset, exam: Exam, report: Report) -> None:
         self.trial, self.preset, self.exam, self.report = trial, preset, exam, report

@@ -1,4 +1,4 @@
-"""Studies beside the reported runs: other objectives, rewards and starts."""
+"""Studies beside the reported runs: other objectives, rewards and starts, and samples of an older policy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from adpo.experiments.reasoning.methods import Settings
 
 @dataclass(frozen=True)
 class Variant:
-    """Another ADPO, another reward, another start: compared over seeds at what their method is best with."""
+    """Another ADPO, reward, start or age of samples: compared over seeds at what their method is best with."""
 
     study: str
     more: Settings = ()
@@ -40,6 +40,14 @@ VARIANTS = (
     ),
     Variant("hackable", reward="hackable", methods=("GRPO", "GSPO", "Boltzmann, no anchor")),
     Variant("noisy", reward="noisy", methods=("ADPO", "ADPO Plackett-Luce", "GRPO", "GSPO")),
+    *(
+        Variant(
+            "stale",  # so many batches are sampled at once: as many completions and steps in all, fewer samplings
+            (("steps_per_generation", batches),),
+            methods=("ADPO", "GRPO", "GSPO", "ADPO Plackett-Luce", "Boltzmann, no anchor"),
+        )
+        for batches in (4, 12)
+    ),
 )
 
 
