@@ -140,6 +140,18 @@ def test_bench_compares_output_layers():
     assert "not measured: Liger" in done.stdout
 
 
+def test_bench_takes_the_paper_preset_through_a_trial():
+    done = subprocess.run(
+        [sys.executable, "-m", "adpo.bench", "reasoning", "--quick"], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert "2 x 2 completions of 8 tokens, 4 optimizer steps" in done.stdout
+    for method in ("ADPO Plackett-Luce", "GRPO"):
+        assert f"{method}: 100% of 3 rollouts" in done.stdout
+        assert re.search(rf"{method}: scored .*, 8 tokens a step", done.stdout)  # a quarter of 4 completions of 8
+        assert re.search(rf"│ {method} +(│ \d+\.\d s +){{3}}│", done.stdout)
+
+
 def test_bench_prints_a_ratio_for_every_target():
     result = subprocess.run(
         [sys.executable, "-m", "adpo.bench", "core", "--quick"],

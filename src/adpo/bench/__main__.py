@@ -1,13 +1,13 @@
-"""``python -m adpo.bench core [--quick]``, or ``preferences``, or ``head``."""
+"""``python -m adpo.bench core [--quick]``, or ``head``, ``preferences``, ``reasoning``."""
 
 import argparse
 
 parser = argparse.ArgumentParser(prog="python -m adpo.bench", description="Time and memory, as ratios in one run.")
 parser.add_argument(
     "what",
-    choices=["core", "head", "preferences"],
+    choices=["core", "head", "preferences", "reasoning"],
     help="core: loss and gradient of every target; head: the output layer, by everyone's kernel; "
-    "preferences: check and tokenization of lists on disk",
+    "preferences: check and tokenization of lists on disk; reasoning: a trial of its paper preset, random weights",
 )
 parser.add_argument("--quick", action="store_true", help="the smallest sizes only")
 arguments = parser.parse_args()
@@ -19,6 +19,10 @@ elif arguments.what == "head":
     from adpo.bench import head
 
     head.run(head.SMALL if arguments.quick else head.LARGE)
+elif arguments.what == "reasoning":
+    from adpo.bench import reasoning
+
+    reasoning.run(arguments.quick)
 else:
     from adpo.bench import preferences
 

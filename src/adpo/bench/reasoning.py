@@ -1,0 +1,179 @@
+"""What a trial of `adpo reproduce reasoning --preset paper` takes, before anyone has its weights.
+
+A model of the shape of Qwen3-1.7B, its weights random. It never ends a completion, so that every one is as long as
+may be: this is the most that a rollout takes, in time and in memory.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import pairwise, product
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from adpo.experiments.reasoning.problems import INSTRUCTION, Sets
+from adpo.experiments.reasoning.protocol import PRESETS, Preset, Trial
+from adpo.experiments.reasoning.starts import Start
+from adpo.experiments.reasoning.trial import carried_out
+from adpo.lm.tasks import Problem
+from adpo.training.data import row_of
+from adpo.training.models import quiet
+
+QWEN3 = {
+    "vocab_size": 151_936,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 40_960,
+    "rope_theta": 1e6,
+    "tie_word_embeddings": True,
+}
+"""Of Qwen3-1.7B."""
+SMALL = QWEN3 | {"vocab_size": 512, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+SMALL |= {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
+METHODS = ("ADPO Plackett-Luce", "GRPO")
+ROLLOUTS = 3
+"""The first compiles."""
+CHAT = "{% for each in messages %}{{ each['role'] + ': ' + each['content'] + '\n' }}{% endfor %}assistant: "
+WORDS = ("apples", "boxes", "coins", "days", "eggs", "friends", "games", "hours")
+
+
+def run(quick: bool) -> None:
+    """Some rollouts and a batch of each exam; and what all of a trial would take at their pace."""
+    quiet()
+    console = Console(width=110)
+    whole, shape = PRESETS["paper"], SMALL if quick else QWEN3
+    preset = _cut(replace(whole, groups=2, members=2, longest=8, exam_batch=4) if quick else whole)
+    place = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    console.print(
+        f"{_parameters(shape)} parameters, {preset.groups} x {preset.members} completions of {preset.longest} "
+        f"tokens, {preset.inner} optimizer steps on them; torch {torch.__version__}, {place}"
+    )
+    table = Table("method", "first rollout", "a rollout", "a batch of an exam", "memory", "a reported trial")
+    with tempfile.TemporaryDirectory() as folder:
+        start = _random_start(shape, folder)
+        sets = _sets(preset, start.tokenizer())
+        for method in METHODS:
+            taken = _taken(method, preset, start, sets, console)
+            hours = _hours(taken, whole)
+            table.add_row(method, *taken.cells(), "of another size" if quick else f"{hours:.1f} h at most")
+    console.print(table)
+
+
+@dataclass
+class _Taken:
+    """Times at which rollouts had ended, and the end."""
+
+    times: list[float] = field(default_factory=lambda: [time.perf_counter()])
+    memory: float = 0.0
+
+    @property
+    def rollout(self) -> float:
+        later = [after - before for before, after in pairwise(self.times[1:-1])]
+        return sum(later) / len(later)
+
+    @property
+    def exam(self) -> float:
+        """Of three: the watched problems, the most likely answers, the sampled ones."""
+        return (self.times[-1] - self.times[-2]) / 3
+
+    def cells(self) -> Iterator[str]:
+        for seconds in (self.times[1] - self.times[0], self.rollout, self.exam):
+            yield f"{seconds:.1f} s"
+        yield f"{self.memory:.1f} GiB" if self.memory else "not measured"
+
+
+def _taken(method: str, preset: Preset, start: Start, sets: Sets, console: Console) -> _Taken:
+    on_gpu = torch.cuda.is_available()
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
+    taken = _Taken()
+
+    def ended(share: float) -> None:
+        taken.times.append(time.perf_counter())
+        seconds = taken.times[-1] - taken.times[-2]
+        console.print(f"{method}: {share:.0%} of {ROLLOUTS} rollouts, the last in {seconds:.1f} s")
+
+    wanted = Trial("seeds", method, preset.rates[0], 1, ROLLOUTS, preset.inner, reward="random")
+    found = carried_out(wanted, preset, start, sets, ended)
+    taken.times.append(time.perf_counter())
+    console.print(f"{method}: scored {found['scoring']}, {found['tokens_per_step']:,.0f} tokens a step")
+    taken.memory = torch.cuda.max_memory_allocated() / 2**30 if on_gpu else 0.0
+    return taken
+
+
+def _hours(taken: _Taken, preset: Preset) -> float:
+    """Of a reported trial: its rollouts, its looks at watched problems, and its exams."""
+    batch = preset.exam_batch
+    looks = -(-preset.rollouts // preset.watch_every) * -(-preset.watched // batch)
+    exams = -(-preset.examined // batch) + -(-preset.sampled * preset.exam_samples // batch)
+    return (preset.rollouts * taken.rollout + (looks + exams) * taken.exam) / 3600
+
+
+def _cut(preset: Preset) -> Preset:
+    """A batch of every exam."""
+    batch = preset.exam_batch
+    return replace(
+        preset,
+        watched=batch,
+        examined=batch,
+        sampled=-(-batch // preset.exam_samples),
+        watch_every=ROLLOUTS,
+    )
+
+
+def _random_start(shape: dict[str, Any], folder: str) -> Start:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    tokenizer = _tokenizer()
+    end = tokenizer.eos_token_id
+    config = Qwen3Config(**shape, eos_token_id=end, pad_token_id=end)
+    torch.manual_seed(0)
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        model = Qwen3ForCausalLM(config)
+    model.to(torch.bfloat16).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return Start(folder)
+
+
+def _tokenizer() -> Any:
+    """Of bytes; what the model says beyond them is nothing."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    letters = ["<eos>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    bytes_alone = Tokenizer(models.BPE({letter: number for number, letter in enumerate(letters)}, []))
+    bytes_alone.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bytes_alone.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bytes_alone, eos_token="<eos>", pad_token="<eos>", chat_template=CHAT
+    )
+
+
+def _sets(preset: Preset, tokenizer: Any) -> Sets:
+    """Problems of about a hundred bytes, instruction apart."""
+    numbers = range(2, 40)
+    asked = [
+        f"There are {a} {word} on the table and {b} more are brought in. How many {word} are there in all?"
+        for a, word, b in product(numbers, WORDS, numbers)
+    ]
+    rows = [row_of(Problem("math", 3, question, question, "7"), tokenizer, INSTRUCTION) for question in asked]
+    first, second = preset.watched, preset.watched + preset.examined
+    return Sets(rows[second:], rows[:first], {preset.exams[0]: rows[first:second]})
+
+
+def _parameters(shape: dict[str, Any]) -> str:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    with torch.device("meta"):
+        count = sum(each.numel() for each in Qwen3ForCausalLM(Qwen3Config(**shape)).parameters())
+    return f"{count / 1e9:.2f} billion" if count > 1e8 else f"{count:,}"
