@@ -146,10 +146,9 @@ def test_bench_takes_the_paper_preset_through_a_trial():
     )
     assert done.returncode == 0, done.stderr
     assert "2 x 2 completions of 8 tokens, 4 optimizer steps" in done.stdout
-    for method in ("ADPO Plackett-Luce", "GRPO"):
-        assert f"{method}: 100% of 3 rollouts" in done.stdout
-        assert re.search(rf"{method}: scored .*, 8 tokens a step", done.stdout)  # a quarter of 4 completions of 8
-        assert re.search(rf"│ {method} +(│ \d+\.\d s +){{3}}│", done.stdout)
+    for what in ("the first rollout, compilation included", "a rollout", "a batch of an exam, 4 answers"):
+        assert re.search(rf"^{what}: \d+\.\d s$", done.stdout, re.MULTILINE)
+    assert re.search(r"^scored .*, 8 tokens a step$", done.stdout, re.MULTILINE)  # a quarter of 4 completions of 8
 
 
 def test_bench_prints_a_ratio_for_every_target():

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from itertools import pairwise, product
+from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import torch
 from rich.console import Console
-from rich.table import Table
 
 from adpo.experiments.reasoning.problems import INSTRUCTION, Sets
 from adpo.experiments.reasoning.protocol import PRESETS, Preset, Trial
@@ -40,8 +38,8 @@ QWEN3 = {
 """Of Qwen3-1.7B."""
 SMALL = QWEN3 | {"vocab_size": 512, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
 SMALL |= {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
-METHODS = ("ADPO Plackett-Luce", "GRPO")
-ROLLOUTS = 3
+METHOD = "ADPO Plackett-Luce"  # the paper's
+ROLLOUTS = 2
 """The first compiles."""
 CHAT = "{% for each in messages %}{{ each['role'] + ': ' + each['content'] + '\n' }}{% endfor %}assistant: "
 WORDS = ("apples", "boxes", "coins", "days", "eggs", "friends", "games", "hours")
@@ -53,70 +51,41 @@ def run(quick: bool) -> None:
     console = Console(width=110)
     whole, shape = PRESETS["paper"], SMALL if quick else QWEN3
     preset = _cut(replace(whole, groups=2, members=2, longest=8, exam_batch=4) if quick else whole)
-    place = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    on_gpu = torch.cuda.is_available()
     console.print(
-        f"{_parameters(shape)} parameters, {preset.groups} x {preset.members} completions of {preset.longest} "
-        f"tokens, {preset.inner} optimizer steps on them; torch {torch.__version__}, {place}"
+        f"{METHOD}, {_parameters(shape)} parameters, {preset.groups} x {preset.members} completions of "
+        f"{preset.longest} tokens, {preset.inner} optimizer steps on them; torch {torch.__version__}, "
+        f"{torch.cuda.get_device_name() if on_gpu else 'CPU'}"
     )
-    table = Table("method", "first rollout", "a rollout", "a batch of an exam", "memory", "a reported trial")
+    ends: list[float] = []
+
+    def ended(_: float) -> None:
+        ends.append(time.perf_counter())
+        what = "the first rollout, compilation included" if len(ends) == 2 else "a rollout"
+        console.print(f"{what}: {ends[-1] - ends[-2]:.1f} s")
+
     with tempfile.TemporaryDirectory() as folder:
         start = _random_start(shape, folder)
         sets = _sets(preset, start.tokenizer())
-        for method in METHODS:
-            taken = _taken(method, preset, start, sets, console)
-            hours = _hours(taken, whole)
-            table.add_row(method, *taken.cells(), "of another size" if quick else f"{hours:.1f} h at most")
-    console.print(table)
-
-
-@dataclass
-class _Taken:
-    """Times at which rollouts had ended, and the end."""
-
-    times: list[float] = field(default_factory=lambda: [time.perf_counter()])
-    memory: float = 0.0
-
-    @property
-    def rollout(self) -> float:
-        later = [after - before for before, after in pairwise(self.times[1:-1])]
-        return sum(later) / len(later)
-
-    @property
-    def exam(self) -> float:
-        """Of three: the watched problems, the most likely answers, the sampled ones."""
-        return (self.times[-1] - self.times[-2]) / 3
-
-    def cells(self) -> Iterator[str]:
-        for seconds in (self.times[1] - self.times[0], self.rollout, self.exam):
-            yield f"{seconds:.1f} s"
-        yield f"{self.memory:.1f} GiB" if self.memory else "not measured"
-
-
-def _taken(method: str, preset: Preset, start: Start, sets: Sets, console: Console) -> _Taken:
-    on_gpu = torch.cuda.is_available()
+        wanted = Trial("seeds", METHOD, preset.rates[0], 1, ROLLOUTS, preset.inner, reward="random")
+        ends.append(time.perf_counter())
+        found = carried_out(wanted, preset, start, sets, ended)
+    rollout = ends[-1] - ends[-2]
+    exam = (time.perf_counter() - ends[-1]) / 3  # watched problems, the most likely answers, sampled ones
+    console.print(f"a batch of an exam, {preset.exam_batch} answers: {exam:.1f} s")
+    console.print(f"scored {found['scoring']}, {found['tokens_per_step']:,.0f} tokens a step")
     if on_gpu:
-        torch.cuda.reset_peak_memory_stats()
-    taken = _Taken()
-
-    def ended(share: float) -> None:
-        taken.times.append(time.perf_counter())
-        seconds = taken.times[-1] - taken.times[-2]
-        console.print(f"{method}: {share:.0%} of {ROLLOUTS} rollouts, the last in {seconds:.1f} s")
-
-    wanted = Trial("seeds", method, preset.rates[0], 1, ROLLOUTS, preset.inner, reward="random")
-    found = carried_out(wanted, preset, start, sets, ended)
-    taken.times.append(time.perf_counter())
-    console.print(f"{method}: scored {found['scoring']}, {found['tokens_per_step']:,.0f} tokens a step")
-    taken.memory = torch.cuda.max_memory_allocated() / 2**30 if on_gpu else 0.0
-    return taken
+        console.print(f"memory at most: {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB")
+    if not quick:
+        console.print(f"a reported trial of the preset: {_hours(whole, rollout, exam):.1f} h at most")
 
 
-def _hours(taken: _Taken, preset: Preset) -> float:
+def _hours(preset: Preset, rollout: float, exam: float) -> float:
     """Of a reported trial: its rollouts, its looks at watched problems, and its exams."""
     batch = preset.exam_batch
     looks = -(-preset.rollouts // preset.watch_every) * -(-preset.watched // batch)
     exams = -(-preset.examined // batch) + -(-preset.sampled * preset.exam_samples // batch)
-    return (preset.rollouts * taken.rollout + (looks + exams) * taken.exam) / 3600
+    return (preset.rollouts * rollout + (looks + exams) * exam) / 3600
 
 
 def _cut(preset: Preset) -> Preset:
