@@ -36,7 +36,13 @@ def test_the_plan_lists_them():
         steps = given["steps_per_generation"] * given["num_iterations"]
         assert given["max_steps"] % steps == 0  # no rollout is left half used
         assert given["steps_per_generation"] * preset.groups <= problems_there
-    assert all(variant.study != "stale" for variant in OF_WORDS)
+    others = [each for each in preset.beside(best) if each.study == "stale settings"]
+    assert {(each.method, *dict(each.more).values()) for each in others} == {
+        *(("ADPO", tau, 4) for tau in (0.3, 1.0)),
+        *(("GRPO", 0.1, 4, epsilon) for epsilon in (0.2, 0.4)),  # given tau above, which is not its own
+    }
+    assert len(others) == 20
+    assert not any(variant.study.startswith("stale") for variant in OF_WORDS)
 
 
 @pytest.fixture

@@ -4,9 +4,12 @@ import gzip
 import json
 import re
 
+import pytest
+
+pytest.importorskip("datasets")
+
 import datasets
 import pyarrow as pa
-import pytest
 from pyarrow import parquet
 
 from adpo.lm.preferences import BadRow, Preferences, check, digest, opened, read, validate

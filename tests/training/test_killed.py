@@ -7,10 +7,11 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 pytest.importorskip("trl")
+
+import torch
+from safetensors.torch import load_file
 
 from adpo.lm.embedded import WarmUp, make_model, make_tokenizer
 from adpo.lm.lists import graded

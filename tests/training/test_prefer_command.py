@@ -155,6 +155,18 @@ def test_all_bad_rows_are_named_before_any_model_is_loaded(typed, tmp_path, monk
     assert not (tmp_path / "out").exists()
 
 
+def test_the_first_thousand_bad_rows_are_named_and_the_others_counted(typed, tmp_path):
+    data = written(tmp_path / "lists.jsonl", [{"prompt": "1+1="}] * 1_500)
+    held_out = written(tmp_path / "more.jsonl", [{"prompt": "1+2="}] * 10)
+    code, _, errors = typed("prefer", data, "--eval_data", held_out, "--out", tmp_path / "out", *fast())
+    assert code == 2
+    *named, others, advice = errors.splitlines()
+    assert len(named) == 1_000
+    assert others == "... and 510 more"
+    assert advice.startswith("1510 rows are bad")
+    assert not (tmp_path / "out").exists()
+
+
 def test_bad_rows_can_be_left_out(typed, model, tmp_path):
     data = written(tmp_path / "lists.jsonl", [*graded(count=60), {"prompt": "1+1="}])
     code, said, errors = typed("prefer", "--skip-bad", data, "--model", model, "--out", tmp_path / "o", *fast())

@@ -117,6 +117,9 @@ class BadRows:
         if len(self.first) < SHOWN:
             self.first.append(row)
 
+    def __add__(self, other: BadRows) -> BadRows:
+        return BadRows((self.first + other.first)[:SHOWN], self.count + other.count)
+
     def __str__(self) -> str:
         more = self.count - len(self.first)
         return "\n".join([*map(str, self.first), *([f"... and {more} more"] if more else [])])

@@ -73,19 +73,19 @@ def resolve(given: Mapping[str, Any]) -> AskedToPrefer:
 
 def check(run: PreferSettings, skip_bad: bool, display: Display) -> None:
     """Look through all the data, before any model is loaded; bad rows are named."""
-    bad = []
+    bad = BadRows()
     for name, split in ((run.data, run.data_split), (run.eval_data, run.eval_split)):
         if name is not None:
             started = time.monotonic()
             with display.stage(f"checking {name}", None):
                 counts = validate(name, split, run.data_config, lambda rows: display.at(rows, {}))
-            bad += counts.bad.first
+            bad += counts.bad
             if counts.bad.count == 0 or skip_bad:
                 _say(name, counts, time.monotonic() - started, display)
                 if run.embedded:
                     _refuse_foreign(name, split, run.data_config)
-    if bad and not skip_bad:
-        raise BadRowsError(BadRows(bad, len(bad)))
+    if bad.count and not skip_bad:
+        raise BadRowsError(bad)
 
 
 def _say(name: str, counts: Counts, seconds: float, display: Display) -> None:

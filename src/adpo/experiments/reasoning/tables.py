@@ -23,6 +23,7 @@ STUDIES = {
     "noisy": "a reward that is wrong one time in five",
     "hackable": "a reward that pays wrong answers for their length",
     "stale": "several batches sampled at once, by an older policy; reward to live are those of the last sampling",
+    "stale settings": "4 batches sampled at once, with settings that were not chosen",
 }
 
 
@@ -35,7 +36,13 @@ def _study(results: dict[str, Any], study: str, title: str) -> Lines:
     exams = results["exams"]
     k = next(key for key in results["start"]["exams"][exams[0]] if key.startswith("pass_at_"))
     columns = (
-        *("method", "rate", "steps a batch" if study == "stale" else "steps a rollout", "seeds", "collapsed"),
+        *(
+            "method",
+            "rate",
+            "steps a batch" if study.startswith("stale") else "steps a rollout",
+            "seeds",
+            "collapsed",
+        ),
         "watched: greedy",
         *(f"{exam}: greedy" for exam in exams),
         *(f"{exam}: {k.replace('_at_', '@')}" for exam in exams),
