@@ -398,6 +398,10 @@ def test_the_start_is_a_command(tmp_path, data, monkeypatch):
     assert str(tmp_path) not in (tmp_path / "start" / "adapter_config.json").read_text()
     again = typed(*given, "--warm-up", "--out", str(tmp_path / "start"))
     assert "is not empty" in str(again.exception)
+    (data / "gsm8k/train.jsonl").unlink()
+    unread = typed(*given, "--warm-up", "--out", str(tmp_path / "unread"))
+    assert "there is no gsm8k/train.jsonl in it" in str(unread.exception)
+    assert not (tmp_path / "unread").exists()
     monkeypatch.setenv("ADPO_CACHE", str(tmp_path / "cache"))
     unpacked = Start(str(tmp_path / "model"), str(tmp_path / "start")).unpacked()
     assert unpacked.digest() == card["start"]

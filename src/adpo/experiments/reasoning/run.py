@@ -123,6 +123,8 @@ def warm_up(name: str, order: Order, epochs: int) -> str:
         raise ValueError("--warm-up makes an adapter: leave --adapter out")
     place = Place(preset, _start(preset, order), order.data)
     assert order.data is not None
+    if not (order.data / warmup.SOLUTIONS).is_file():
+        raise ValueError(f"--data {order.data}: there is no {warmup.SOLUTIONS} in it, which --warm-up teaches")
     recipe = warmup.Recipe(epochs)
     card = warmup.warmed_up(place.start, order.data, preset, place.sets, order.out, recipe, order.on_progress)
     return warmup.told(card)

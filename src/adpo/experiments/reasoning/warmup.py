@@ -27,6 +27,8 @@ from adpo.lm.scoring import Sequences, sequences
 from adpo.provenance import provenance
 from adpo.training.data import prompt_ids, row_of
 
+SOLUTIONS = "gsm8k/train.jsonl"
+"""In the data folder, beside what the preset reads: solutions that the start is taught."""
 _CALCULATIONS = re.compile(r"<<[^>]*>>")  # of GSM8K, for a calculator that is not there
 MOST_BYTES = 16 * 2**20
 GOAL, LIVE_GOAL = 0.3, 0.5
@@ -109,7 +111,7 @@ def lessons(
     data: Path, files: Files, sets: Sets, tokenizer: Any, recipe: Recipe
 ) -> list[tuple[list[int], list[int]]]:
     """Tokens of prompts and of what is to be said: solutions of GSM8K, and calculations for easier problems."""
-    source = data / "gsm8k" / "train.jsonl"
+    source = data / SOLUTIONS
     try:
         solutions = {row["question"]: str(row["answer"]) for _, row in read_rows(source)}
     except KeyError as missing:
