@@ -261,3 +261,21 @@ def test_nonsense_is_refused():
     other = anchors.Self(nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))).state_dict()
     with pytest.raises(ValueError, match=r"does not fit this policy; first difference: 0\.weight"):
         anchors.Self(policy).load_state_dict(other)
+
+
+@pytest.mark.parametrize("policy_first", [True, False])
+def test_autocast_does_not_remember_the_other_one(policy_first):
+    """It keeps the narrow copy of a parameter as long as its block lasts; lending changes what is in it."""
+    policy = make_policy()
+    anchor = anchors.Self(policy)
+    there = score(policy).detach()
+    with torch.no_grad():
+        policy[2].weight += torch.tensor([[1.0], [-1.0]])
+    here = score(policy).detach()
+    with torch.autocast("cpu", torch.bfloat16):
+        before = [score(policy)] if policy_first else []
+        lent = anchor.logp(score)
+        after = score(policy)
+    for found, expected in ((lent, there), (after, here), *((each, here) for each in before)):
+        torch.testing.assert_close(found.detach().float(), expected, rtol=0.05, atol=0.05)
+    assert (here - there).abs().max() > 0.2

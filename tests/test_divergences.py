@@ -123,6 +123,17 @@ def test_alpha_stays_bounded_far_away(a, gap):
     assert torch.isfinite(c).all()
 
 
+@pytest.mark.parametrize("a", [1.5, 2.0, 3.0])
+@pytest.mark.parametrize("target", [adpo.top1(), adpo.plackett_luce()])
+def test_alpha_far_from_candidates_without_mass(a, target):
+    """What a target gives nothing has no part in the gradient, however improbable the policy has made it."""
+    logp = torch.tensor([[0.0, -800.0]], dtype=torch.float64)
+    rewards = torch.tensor([[1.0, 0.0]])
+    objective = adpo.Objective(target, adpo.alpha(a))
+    assert objective.loss(logp, None, rewards=rewards).item() == pytest.approx(0, abs=1e-12)
+    assert torch.equal(objective.coefficients(logp, None, rewards=rewards), torch.zeros(1, 2, dtype=torch.float64))
+
+
 @pytest.mark.parametrize("a", [-0.5, 0.001, 0.3, 0.7, 2.0])
 def test_alpha_against_targets_whose_mass_underflows(a):
     """log q = -1000 is mass, though exp(log q) is 0: mpmath-free truth from logarithms."""

@@ -114,10 +114,12 @@ class Self(Anchor):
                 # lent as copies, for a module in training mode writes to them.
                 lent = self.shadow[name].to(value)
                 value.data = lent if isinstance(value, nn.Parameter) else lent.clone()
+            torch.clear_autocast_cache()  # it knows parameters by themselves, not by their values
             yield self.policy
         finally:
             for _, value, data in own:
                 value.data = data
+            torch.clear_autocast_cache()
 
     @torch.no_grad()
     def logp(self, score: Score) -> Tensor:

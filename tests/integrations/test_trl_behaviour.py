@@ -119,6 +119,36 @@ def test_a_reward_function_that_fails_once_leaves_its_completions_out(tmp_path, 
     assert not same(weights(trainer), list(tiny_lm.model().parameters()))
 
 
+def test_what_one_of_two_reward_functions_loses_is_left_out(tmp_path, monkeypatch, caplog):
+    """None is an answer, and the other function's reward counts; a failure is none, and nobody's counts."""
+    calls = []
+
+    def length(completions, **_):
+        return [float(len(text)) for text in completions]
+
+    def correctness(completions, **_):
+        calls.append(len(completions))
+        if len(calls) == 1:
+            raise ConnectionError("the judge is asleep")
+        return [None, math.inf, math.nan, *(1.0 for _ in completions[3:])]
+
+    monkeypatch.setattr(online, "reward", [length, correctness])
+    seen = []
+
+    class Watching(online.Fixed):
+        def _members(self, batch, rewards):
+            member, cut = super()._members(batch, rewards)
+            seen.append(member.tolist())
+            return member, cut
+
+    monkeypatch.setattr(online, "Fixed", Watching)
+    with caplog.at_level(logging.WARNING, "adpo"):
+        trainer = trained(tmp_path, 4, 4, steps=2, num_iterations=1)
+    assert "16 completions are left out" in caplog.text
+    assert seen == [[False] * 16, [True, False, False, *[True] * 13]]
+    assert logged(trainer, "adpo/no_reward") == [1.0, 2 / 16]
+
+
 def test_a_reward_function_that_keeps_failing_ends_training(tmp_path, rewards):
     def broken(completions, **_):
         raise KeyError("answer")

@@ -322,3 +322,13 @@ def test_truncated_completions(tmp_path, rule, monkeypatch):
     logged = trainer.state.log_history[0]
     assert logged["adpo/rows_left_out"] == (0.0 if moved else 1.0)
     assert logged.get("adpo/live", 0.0) == (1.0 if moved else 0.0)
+
+
+@pytest.mark.parametrize(("stops", "lengths"), [({}, 4), ({"stop": ["</answer>"]}, 4), ({"stop": ["."]}, LENGTH)])
+def test_completions_that_a_word_ends_are_not_truncated(tmp_path, stops, lengths, monkeypatch):
+    digit, plus = 2, 2 + tiny_lm.CHARACTERS.index("+")
+    monkeypatch.setattr(sys.modules[__name__], "completion", lambda _, row: [plus if row % 2 else digit] * lengths)
+    trainer = trained(tmp_path, 4, 4, steps=1, target="top1", generation_kwargs=stops)
+    before = tiny_lm.model().parameters()
+    moved = any(not torch.equal(a, b) for a, b in zip(weights(trainer), before, strict=True))
+    assert moved == (bool(stops) and lengths < LENGTH)

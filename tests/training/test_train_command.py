@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import signal
 import subprocess
 import sys
@@ -198,6 +199,16 @@ def test_a_reward_function_of_ones_own(train, tmp_path):
     assert summary["samples"][0]["problem"].startswith("say ")
 
 
+def test_the_best_model_is_kept_where_all_rewards_are_negative(train, tmp_path):
+    rewards = tmp_path / "rewards.py"
+    rewards.write_text(
+        "def distance(completions, **_):\n    return [-5.0 - abs(3 - len(t)) for t in completions]\n"
+    )
+    out, _ = train("--reward", f"{rewards}:distance")
+    assert json.loads((out / "best" / "accuracy.json").read_text())["accuracy"] <= -5
+    assert not (out / "model").exists()
+
+
 REWARDS = """
 async def patient(completions, completion_ids, trainer_state, log_metric, answer, **_):
     log_metric("patience", 1.0)
@@ -343,6 +354,19 @@ def test_eval_compares_two_models_on_the_problems_of_the_run(train, typed, model
         code, _, errors = typed("eval", place)
         assert code == 2
         assert "holds no model" in errors
+
+
+def test_eval_does_not_run_code_that_a_folder_names(typed, model, tmp_path):
+    folder = tmp_path / "theirs"
+    shutil.copytree(model, folder)
+    trap = tmp_path / "trap.py"
+    trap.write_text(f"import pathlib\npathlib.Path({str(tmp_path / 'ran')!r}).touch()\n")
+    (folder / "settings.json").write_text(json.dumps({"model": str(folder), "reward": f"{trap}:f"}))
+    code, _, errors = typed("eval", folder)
+    assert code == 2
+    assert "give it again with --reward" in errors
+    assert errors.count("\n") == 1
+    assert not (tmp_path / "ran").exists()
 
 
 def test_the_warm_model_is_made_once_and_kept(tmp_path, monkeypatch):

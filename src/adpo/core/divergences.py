@@ -74,8 +74,11 @@ def _alpha(
     has_mass = log_q > -torch.inf
     log_q = torch.where(has_mass, log_q, 0.0)
     log_w = log_q if a >= 0.5 else log_p
-    log_product = a * log_q + (1 - a) * log_p
-    gap = (a - 1 if a >= 0.5 else a) * (log_q - log_p)  # log_product - log_w, without its rounding
+    # Where the target has none, nothing that is left out may overflow: 0 times infinity would be the gradient.
+    log_product = torch.where(has_mass, a * log_q + (1 - a) * log_p, 0.0)
+    gap = torch.where(
+        has_mass, (a - 1 if a >= 0.5 else a) * (log_q - log_p), 0.0
+    )  # log_product - log_w, unrounded
     near = gap.abs() < 1
     excess = torch.where(
         near, log_w.exp() * torch.expm1(torch.where(near, gap, 0.0)), log_product.exp() - log_w.exp()

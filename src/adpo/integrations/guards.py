@@ -81,14 +81,16 @@ def _local(gradient: Any) -> Any:
 class GuardedRewards:
     """Reward functions whose failure leaves its completions out instead of ending the run.
 
-    A function that raises, or a reward that is not finite, gives None: TRL's word for "no reward", and such a
-    completion is no member of its group. ``limit`` failures in a row end the run. A wrong number of rewards, or
-    one that is not a number, is a mistake in the program and ends it at once.
+    A function that raises, or a reward that is not finite, gives None: TRL's word for "no reward". Such a
+    completion is no member of its group, though other functions may have rewarded it (``lost``). ``limit``
+    failures in a row end the run. A wrong number of rewards, or one that is not a number, is a mistake in the
+    program and ends it at once.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.failures = self.not_finite = 0
+        self.lost: set[int] = set()  # rows whose reward, or a part of it, is not known; whoever asks clears it
         self._in_a_row: dict[str, int] = {}
 
     def wrap(self, functions: Any) -> Any:
@@ -135,6 +137,7 @@ class GuardedRewards:
                 f"reward function {name} failed {self._in_a_row[name]} times in a row, last with {line}"
             ) from error
         log.warning("reward function %s failed with %s: %d completions are left out", name, line, rows)
+        self.lost.update(range(rows))
         return [None] * rows
 
     def _checked(self, name: str, values: Any) -> list[float | None]:
@@ -145,10 +148,11 @@ class GuardedRewards:
             raise ValueError(
                 f"reward function {name} must return one number or None per completion; got {values!r:.200}"
             ) from None
-        odd = sum(number is not None and not math.isfinite(number) for number in numbers)
+        odd = [row for row, value in enumerate(numbers) if value is not None and not math.isfinite(value)]
         if odd:
-            self.not_finite += odd
-            log.warning("reward function %s gave %d rewards that are not finite: left out", name, odd)
+            self.not_finite += len(odd)
+            self.lost.update(odd)
+            log.warning("reward function %s gave %d rewards that are not finite: left out", name, len(odd))
         return [number if number is None or math.isfinite(number) else None for number in numbers]
 
 

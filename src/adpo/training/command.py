@@ -111,7 +111,8 @@ def evaluate(
     quiet()
     if out is not None and not out.parent.is_dir():
         raise ValueError(f"--out {out}: {out.parent} is not a folder")
-    known, pairs = _of_run(checkpoint), parse_pairs(words)
+    pairs = parse_pairs(words)
+    known = _of_run(checkpoint, "reward" in pairs)
     seed = known.pop("seed", 0) if seed is None else seed
     if "data" in pairs or "model" not in known:  # problems in words, for a model that is not the embedded one
         known["model"] = str(checkpoint)
@@ -172,12 +173,17 @@ def _folder(name: str) -> str:
     return name
 
 
-def _of_run(checkpoint: Path) -> dict[str, Any]:
+def _of_run(checkpoint: Path, given_reward: bool) -> dict[str, Any]:
     """The data of the run that made the checkpoint, where it is known."""
     for folder in (checkpoint, checkpoint.parent):
         note = folder / "settings.json"
         if note.exists():
             known = json.loads(note.read_text())
             names = {*RunSettings.__dataclass_fields__, "chat_template_kwargs", "max_completion_length", "seed"}
+            if known.get("reward") and not given_reward:  # a folder may come from anyone: its code is not run
+                raise ValueError(
+                    f"{folder} was trained on a reward function of its own, {known['reward']}: to run it, give it "
+                    "again with --reward"
+                )
             return {name: value for name, value in known.items() if name in names and value is not None}
     return {}

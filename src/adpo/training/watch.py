@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import shutil
 from collections.abc import Callable
@@ -42,7 +43,7 @@ class Watch(TrainerCallback):  # type: ignore[misc]
     ) -> None:
         self.trainer, self.folder, self.display = trainer, folder, display
         self.examine, self.every, self.stopped = examine, every, stopped
-        self.best, self.best_step = -1.0, -1
+        self.best, self.best_step = -math.inf, -1
         self._figures: dict[str, float | str | None] = {}
         self._recall()
 

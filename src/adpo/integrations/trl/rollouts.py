@@ -13,6 +13,7 @@ from torch import Tensor
 
 from adpo.anchors import Self
 from adpo.core.temperature import Temperature
+from adpo.integrations.guards import GuardedRewards
 from adpo.integrations.trl import answers
 from adpo.integrations.trl.rows import Rows, kept, split
 from adpo.integrations.trl.scoring import Scoring
@@ -20,10 +21,15 @@ from adpo.integrations.trl.scoring import Scoring
 log = logging.getLogger("adpo")
 
 
+STOPS = {"stop", "stop_strings", "stop_token_ids"}
+"""Arguments of sampling that let completions end by something else than an end token."""
+
+
 class Rollouts(Scoring):
     """Rewards, members, temperature and the distance from the start, rollout by rollout."""
 
     answer_of: Callable[[Any], str]
+    reward_guard: GuardedRewards
     schedule: Temperature
     tau: float
     start: Self | None  # the policy at the start of training, where a KL budget needs it
@@ -43,10 +49,13 @@ class Rollouts(Scoring):
         return [row or [self.eos_token_ids[0]] for row in ids], *rest
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
+        self.reward_guard.lost.clear()
         per_function: Tensor = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         weights = self.reward_weights.to(per_function.device)
         rewards = (per_function * weights).nansum(1)
-        self._rewards = torch.where(per_function.isnan().all(1), torch.nan, rewards)
+        lost = torch.tensor([row in self.reward_guard.lost for row in range(len(completions))])
+        lost = self.accelerator.gather(lost.to(self.accelerator.device)).to(rewards.device)
+        self._rewards = torch.where(per_function.isnan().all(1) | lost, torch.nan, rewards)
         if self.model.training:
             self._answers = gather_object([self.answer_of(completion) for completion in completions])
         return per_function
@@ -97,7 +106,10 @@ class Rollouts(Scoring):
         member = ~(out["no_reward"] | out["empty"] | out["too_long"])
         last = batch["completion_ids"].gather(1, (lengths - 1).clamp(min=0).unsqueeze(1))
         ends = torch.tensor([*self.eos_token_ids, self._tokenizer.pad_token_id], device=last.device)
-        return member, member & ~torch.isin(last, ends).squeeze(1)
+        ended = torch.isin(last, ends).squeeze(1)
+        if STOPS & set(self.args.generation_kwargs or ()) and self.max_completion_length:
+            ended |= lengths < self.max_completion_length  # by words that are no end token
+        return member, member & ~ended
 
     def _without_tokens(self, rows: int) -> Tensor:
         known = len(self._empty) == rows  # not so where a rollout function or tools write the completions
@@ -148,7 +160,9 @@ class Rollouts(Scoring):
             rows = kept(batch)
             moved = self._scored(self.model, rows) - start.logp(lambda _: self._scored(self.model, rows))
             if self.args.logp_reduction == "mean":
-                moved = moved * rows["completion_mask"].sum(1)  # nats a completion, whatever the loss looks at
+                moved = moved * (rows["completion_mask"] * rows.get("tool_mask", 1)).sum(
+                    1
+                )  # nats a completion, whatever the loss looks at
             member = batch["member"]
             sums = torch.stack([moved[member].sum(), member.sum().to(moved)])
             total, count = self.accelerator.reduce(sums, reduction="sum").tolist()
