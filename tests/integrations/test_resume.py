@@ -159,6 +159,21 @@ def test_a_damaged_checkpoint_is_refused_in_one_line_and_left_alone(run, how, co
     assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before
 
 
+@pytest.mark.parametrize("others", ["fewer", "more"])
+def test_a_rollout_of_other_processes_is_refused(tmp_path, others):
+    trained(tmp_path, 1, save_steps=1, num_iterations=2)
+    folder = tmp_path / "checkpoint-1"  # in the middle of a rollout
+    rollout = folder / "rollout_0.safetensors"
+    rollout.rename(folder / "rollout_1.safetensors")
+    if others == "more":
+        rollout.write_bytes((folder / "rollout_1.safetensors").read_bytes())
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").unlink()
+    checkpoints.seal(folder, manifest["run"], 1)
+    with pytest.raises(ValueError, match=f"written by a run of {others} processes: resume it with as many"):
+        trained(tmp_path, 2, resume=True, num_iterations=2)
+
+
 def test_a_checkpoint_of_another_run_is_refused(run):
     with pytest.raises(ValueError, match="is a checkpoint of another run"):
         checkpoints.verify(run / "checkpoint-2", "another")

@@ -1,10 +1,14 @@
 """The verifier pool: right about mathematics, and not to be hung or crashed by anything a model may write."""
 
+import io
+import json
 import random
+import sys
 import time
 
 import pytest
 
+from adpo.lm import verifier_process
 from adpo.lm.rewards import of_whole_numbers
 from adpo.lm.tasks import Outcome
 from adpo.lm.verifier import VerifierPool
@@ -99,3 +103,19 @@ def test_what_is_decided_without_the_verifier_is_what_it_would_say(pool):
     decided = [(mine, theirs) for mine, theirs in zip(known, said, strict=True) if mine is not None]
     assert len(decided) == 5 * 5
     assert all(mine == theirs for mine, theirs in decided)
+
+
+def test_what_a_parser_prints_is_no_verdict(monkeypatch):
+    """An answer more than asked would be taken for the next one."""
+
+    def talkative(gold, given):
+        print("a warning")  # noqa: T201
+        return "correct"
+
+    verdicts = io.StringIO()
+    monkeypatch.setattr(verifier_process, "outcome", talkative)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(["1", "1"]) + "\n"))
+    monkeypatch.setattr(sys, "stdout", verdicts)
+    monkeypatch.setitem(sys.modules, "resource", None)  # this process keeps its memory
+    verifier_process.serve(2**30)
+    assert verdicts.getvalue() == '"correct"\n'

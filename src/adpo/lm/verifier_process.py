@@ -31,13 +31,14 @@ def serve(memory: int) -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     except (ImportError, ValueError, OSError):  # not every system knows these limits
         pass
+    verdicts, sys.stdout = sys.stdout, sys.stderr  # what a parser prints is no verdict
     for line in sys.stdin:
         try:
             result = outcome(*json.loads(line))
         except Exception:  # whatever a parser makes of hostile text, it is no answer
             result = "unparsable"
-        sys.stdout.write(json.dumps(result) + "\n")
-        sys.stdout.flush()
+        verdicts.write(json.dumps(result) + "\n")
+        verdicts.flush()
 
 
 if __name__ == "__main__":

@@ -54,6 +54,8 @@ class ExactResume(SafeCheckpoints, GRPOTrainer):  # type: ignore[misc]
             path = folder / f"rollout_{self.accelerator.process_index}.safetensors"
             if not path.exists():
                 raise ValueError(f"{folder} was written by a run of fewer processes: resume it with as many")
+            if (folder / f"rollout_{self.accelerator.num_processes}.safetensors").exists():
+                raise ValueError(f"{folder} was written by a run of more processes: resume it with as many")
             tensors = {name: value.to(device) for name, value in load_file(path).items()}
             self._buffered_inputs = unflat(tensors, counters["parts"], counters["absent"])
 
