@@ -14,6 +14,7 @@ from adpo.integrations.passes import SHARDED
 from adpo.integrations.trl.config import ADPOConfig
 from adpo.integrations.trl.rollouts import Rollouts
 from adpo.integrations.trl.rows import Rows
+from adpo.ranks import Ranks
 
 
 class Anchored(Rollouts):
@@ -103,10 +104,10 @@ class Anchored(Rollouts):
 
     def _measure_tau(self, rows: Rows, moved: Tensor) -> None:
         if isinstance(self.schedule, AutoTau):
-            everyone = [self.accelerator.gather(values) for values in (moved, rows["groups"], rows["member"])]
-            member = everyone[2].bool()
-            if member.any():
-                self.schedule.measure(everyone[0][member], everyone[1][member])
+            member, ranks = rows["member"].bool(), Ranks(None)  # which may have different numbers of members
+            moved, groups = (torch.cat(ranks.gather(values[member])) for values in (moved, rows["groups"]))
+            if len(moved):
+                self.schedule.measure(moved, groups)
                 self._note(u_spread=self.schedule.spread)
 
     @property
