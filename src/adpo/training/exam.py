@@ -69,12 +69,19 @@ class Exam:
         return found
 
     def _scored(self, model: Any, sampling: Sampling) -> Scored:
-        """Every process answers its share of the problems."""
-        state = PartialState()
+        """Every process answers its share of the problems; what one complains about, all do."""
+        state, cause = PartialState(), None
         places = range(state.process_index, len(self.rows), state.num_processes)
-        mine = self._share(model, [self.rows[place] for place in places], sampling) if places else []
-        everyone = gather_object([(place, *found) for place, found in zip(places, mine, strict=True)])
-        ordered = sorted(everyone, key=lambda found: found[0])
+        mine: list[tuple[list[str], list[float]]] = []
+        try:
+            mine = self._share(model, [self.rows[place] for place in places], sampling) if places else []
+        except ValueError as error:
+            cause = error
+        told = gather_object([(None if cause is None else str(cause), list(zip(places, mine, strict=False)))])
+        for complaint, _ in told:
+            if complaint is not None:
+                raise ValueError(complaint) from cause
+        ordered = sorted((place, *found) for _, part in told for place, found in part)
         return Scored([texts for _, texts, _ in ordered], [scores for _, _, scores in ordered])
 
     def _share(self, model: Any, rows: Sequence[Row], sampling: Sampling) -> list[tuple[list[str], list[float]]]:
