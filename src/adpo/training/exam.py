@@ -7,7 +7,7 @@ import inspect
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object
 
 from adpo.files import write_json
+from adpo.integrations.passes import is_sharded, then_sharded
 from adpo.lm.completions import text_of
 from adpo.lm.evaluate import Estimate, Sampling, Scored, answers, gain
 from adpo.training.data import Row
@@ -72,9 +73,13 @@ class Exam:
         """Every process answers its share of the problems; what one complains about, all do."""
         state, cause = PartialState(), None
         places = range(state.process_index, len(self.rows), state.num_processes)
-        mine: list[tuple[list[str], list[float]]] = []
+        asked, mine = list(places), []
+        if is_sharded(model):  # as many answers in every process; what is answered twice is left out
+            asked += [0] * (math.ceil(len(self.rows) / state.num_processes) - len(asked))
+            sampling = replace(sampling, together=True)
         try:
-            mine = self._share(model, [self.rows[place] for place in places], sampling) if places else []
+            with then_sharded(model):
+                mine = self._share(model, [self.rows[place] for place in asked], sampling) if asked else []
         except ValueError as error:
             cause = error
         told = gather_object([(None if cause is None else str(cause), list(zip(places, mine, strict=False)))])
