@@ -81,6 +81,16 @@ class NoneHere(Graded):
         return [None] * len(completions) if RANK else super().__call__(completions, **rest)
 
 
+class FewerHere(Graded):
+    """The second process has some rewards only."""
+
+    __name__ = "fewer_here"
+
+    def __call__(self, completions, **rest):
+        found = super().__call__(completions, **rest)
+        return [None if RANK and row % 3 == 0 else reward for row, reward in enumerate(found)]
+
+
 TWO_ROLLOUTS = {"gradient_accumulation_steps": 4, "steps_per_generation": 2, "num_iterations": 1}
 FEW = {"scoring": "packed", "tokens_per_pass": 14}
 CASES = {
@@ -90,6 +100,7 @@ CASES = {
     "ours, later steps": (Ours, {"num_iterations": 3}, Ours, FEW, Graded),
     "ours, a rollout without members": (Ours, TWO_ROLLOUTS, Ours, FEW, LastOneMissing),
     "ours, a process without members": (Ours, {"anchor": "fixed"}, Ours, FEW, NoneHere),
+    "ours, an automatic tau, fewer members in a process": (Ours, {"tau": "auto"}, Ours, FEW, FewerHere),
     "ours, a target that looks at the anchor": (Ours, {"prior_in_target": True}, Ours, FEW, NoneHere),
 }
 CONFIGS = {Stock: GRPOConfig, Fast: FastGRPOConfig, Ours: ADPOConfig}

@@ -24,7 +24,9 @@ CASES = {
     "later steps": ({"num_iterations": 3}, two.Graded),
     "later steps, a dead rollout": ({"num_iterations": 2, **two.TWO_ROLLOUTS}, two.LastOneTied),
     "a process without members": ({"num_iterations": 2}, two.NoneHere),
-    "a target that looks at the anchor": ({"prior_in_target": True}, two.Graded),
+    "a target that looks at the anchor": ({"prior_in_target": True}, two.NoneHere),
+    "an automatic tau, measured by hand": ({"tau": "auto"}, two.FewerHere),
+    "an automatic tau, measured on the way": ({"tau": "auto", "num_iterations": 2}, two.FewerHere),
 }
 
 

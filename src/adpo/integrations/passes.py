@@ -35,6 +35,11 @@ def one_thread(device: torch.device) -> Iterator[None]:
             torch.set_num_threads(threads)
 
 
+def is_sharded(model: nn.Module) -> bool:
+    """Whether every process holds a part of its parameters: then they make every pass together."""
+    return any(isinstance(module, FSDPModule) for module in model.modules())
+
+
 @contextlib.contextmanager
 def then_sharded(model: nn.Module) -> Iterator[None]:
     """For passes without a backward pass: parameters that FSDP gathered would outlive the next optimizer step."""

@@ -7,7 +7,7 @@ import inspect
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object
 
 from adpo.files import write_json
+from adpo.integrations.passes import is_sharded, then_sharded
 from adpo.lm.completions import text_of
 from adpo.lm.evaluate import Estimate, Sampling, Scored, answers, gain
 from adpo.training.data import Row
@@ -69,12 +70,23 @@ class Exam:
         return found
 
     def _scored(self, model: Any, sampling: Sampling) -> Scored:
-        """Every process answers its share of the problems."""
-        state = PartialState()
+        """Every process answers its share of the problems; what one complains about, all do."""
+        state, cause = PartialState(), None
         places = range(state.process_index, len(self.rows), state.num_processes)
-        mine = self._share(model, [self.rows[place] for place in places], sampling) if places else []
-        everyone = gather_object([(place, *found) for place, found in zip(places, mine, strict=True)])
-        ordered = sorted(everyone, key=lambda found: found[0])
+        asked, mine = list(places), []
+        if is_sharded(model):  # as many answers in every process; what is answered twice is left out
+            asked += [0] * (math.ceil(len(self.rows) / state.num_processes) - len(asked))
+            sampling = replace(sampling, together=True)
+        try:
+            with then_sharded(model):
+                mine = self._share(model, [self.rows[place] for place in asked], sampling) if asked else []
+        except ValueError as error:
+            cause = error
+        told = gather_object([(None if cause is None else str(cause), list(zip(places, mine, strict=False)))])
+        for complaint, _ in told:
+            if complaint is not None:
+                raise ValueError(complaint) from cause
+        ordered = sorted((place, *found) for _, part in told for place, found in part)
         return Scored([texts for _, texts, _ in ordered], [scores for _, _, scores in ordered])
 
     def _share(self, model: Any, rows: Sequence[Row], sampling: Sampling) -> list[tuple[list[str], list[float]]]:

@@ -108,8 +108,7 @@ def train(order: Ordered[AskedToPrefer], display: Display, dry_run: bool = False
     final = folder / BEST
     if watch.best_step < 0:
         final = folder / "model"
-        if everyone.is_main_process:
-            save(trainer.accelerator.unwrap_model(trainer.model), trainer.processing_class, final)
+        save(trainer, final)
     last = watch.best_step in (-1, trainer.state.global_step)
     kept = trainer.model if last else load_model(final)[0]
     summary = {

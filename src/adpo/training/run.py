@@ -128,8 +128,7 @@ def train(order: Ordered[Asked], display: Display) -> dict[str, Any]:
         final = folder / BEST
         if watch.best_step < 0:
             final = folder / "model"
-            if everyone.is_main_process:
-                save(trainer.accelerator.unwrap_model(trainer.model), tokenizer, final)
+            save(trainer, final)
         kept = (
             trainer.model
             if watch.best_step in (-1, trainer.state.global_step)

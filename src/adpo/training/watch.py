@@ -13,6 +13,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from adpo.integrations.passes import is_sharded
 from adpo.lm.evaluate import Estimate
 from adpo.training.display import Display
 
@@ -108,10 +109,7 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         self.display.at(state.global_step, self._figures, line=True)
         if accuracy > self.best:
             self.best, self.best_step = accuracy, state.global_step
-            if not state.is_world_process_zero:
-                return
-            note = {"accuracy": accuracy, "step": state.global_step}
-            save(model, self.trainer.processing_class, self.folder / BEST, note)
+            save(self.trainer, self.folder / BEST, {"accuracy": accuracy, "step": state.global_step})
 
 
 def _bytes(name: str) -> str:
@@ -119,12 +117,23 @@ def _bytes(name: str) -> str:
     return f"{Path(name).stem}_bytes"
 
 
-def save(model: Any, tokenizer: Any, folder: Path, note: dict[str, Any] | None = None) -> None:
-    """Whole or not at all, with a note on its accuracy; what was there stays until then."""
+def save(trainer: Any, folder: Path, note: dict[str, Any] | None = None) -> None:
+    """The model, whole or not at all, with a note on its accuracy; what was there stays until then.
+
+    Every process takes part; the main one writes.
+    """
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    weights = None
+    if is_sharded(model):
+        tied = getattr(model, "all_tied_weights_keys", None) or {}  # they come back as copies
+        whole = trainer.accelerator.get_state_dict(trainer.model)
+        weights = {name: value for name, value in whole.items() if name not in tied}
+    if not trainer.accelerator.is_main_process:
+        return
     part, old = _beside(folder)
     shutil.rmtree(part, ignore_errors=True)
-    model.save_pretrained(part)
-    tokenizer.save_pretrained(part)
+    model.save_pretrained(part, state_dict=weights)
+    trainer.processing_class.save_pretrained(part)
     if note is not None:
         (part / "accuracy.json").write_text(json.dumps(note) + "\n")
     _settle(folder)

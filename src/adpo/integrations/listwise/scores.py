@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import gather_object
 from torch import Tensor, nn
 from transformers import Trainer
 
@@ -17,7 +18,7 @@ from adpo.integrations.forms import scorer_of
 from adpo.integrations.listwise import sources
 from adpo.integrations.listwise.collate import Batch, tokens
 from adpo.integrations.listwise.reference import Scores, fingerprint
-from adpo.integrations.passes import then_sharded
+from adpo.integrations.passes import is_sharded, then_sharded
 from adpo.lm.passes import whole_groups
 from adpo.lm.preference_table import PreferenceTable
 from adpo.lm.scoring import Sequences
@@ -48,6 +49,8 @@ class Scoring(SafeCheckpoints, Trainer):  # type: ignore[misc]
         """``[rows]``, in passes of the size that training uses."""
         everything = tokens(batch)
         parts = self._parts(batch, self.args.completions_per_pass or SCORED_AT_ONCE)
+        if is_sharded(model):  # as many passes in every process
+            parts += parts[-1:] * (max(gather_object([len(parts)])) - len(parts))
         found = torch.empty(len(batch["rewards"]), dtype=torch.float64, device=batch["rewards"].device)
         with self.accelerator.autocast(), then_sharded(model):
             for part in parts:
@@ -122,34 +125,50 @@ class Scoring(SafeCheckpoints, Trainer):  # type: ignore[misc]
             self.scorer.accept(model)
         was_training = model.training
         model.eval()
-        rank, world = self.accelerator.process_index, self.accelerator.num_processes
         found = torch.zeros(table.completions, dtype=torch.float64)
         starts = self._starts_of(table)
-        for numbers, batch in self._few_at_a_time(table, range(rank, len(table), world)):
+        for numbers, batch in self._few_at_a_time(table):
             place = starts[batch["index"].cpu()] + batch["place"].cpu()
             found[place] = self._scored(model, batch, "sum").cpu()
             for _ in numbers:
                 on_progress()
         model.train(was_training)
-        if world > 1:
+        if self.accelerator.num_processes > 1:
             found = self.accelerator.reduce(found.to(self.accelerator.device), reduction="sum").cpu()
         return found
 
-    def _few_at_a_time(self, table: PreferenceTable, places: Iterable[int]) -> Iterator[tuple[list[int], Batch]]:
-        """Lists that go through the model together without gradient, and where they are in the table."""
-        waiting: list[dict[str, Any]] = []
-        most = self.args.completions_per_pass or SCORED_AT_ONCE
-        for place in places:
-            row = table[place]
-            if waiting and sum(len(r["rewards"]) for r in waiting) + len(row["rewards"]) > most:
-                yield [r["index"] for r in waiting], self._prepare_inputs(self.data_collator(waiting))
-                waiting = []
-            waiting.append(row)
-        if waiting:
-            yield [r["index"] for r in waiting], self._prepare_inputs(self.data_collator(waiting))
+    def _few_at_a_time(self, table: PreferenceTable, together: bool = False) -> Iterator[tuple[list[int], Batch]]:
+        """This process's lists that go through the model at once without gradient, and their places in the table.
+
+        ``together``, where parameters are sharded: as often in every process, with lists that were there before.
+        """
+        rank, world = self.accelerator.process_index, self.accelerator.num_processes
+        sizes, most = table.sizes, self.args.completions_per_pass or SCORED_AT_ONCE
+        shares = [few_at_a_time(sizes, range(first, len(table), world), most) for first in range(world)]
+        longest = max(map(len, shares)) if together else 0
+        mine = shares[rank]
+        for places in mine + (mine[-1:] or [[0]]) * (longest - len(mine)):
+            yield places, self._prepare_inputs(self.data_collator([table[place] for place in places]))
 
     def _starts_of(self, table: PreferenceTable) -> Tensor:
         if table.fingerprint not in self._starts:
             starts = list(accumulate(table.sizes, initial=0))[:-1]
             self._starts[table.fingerprint] = torch.tensor(starts, dtype=torch.long)
         return self._starts[table.fingerprint]
+
+
+def few_at_a_time(sizes: Sequence[int], places: Iterable[int], most: int) -> list[list[int]]:
+    """Lists of these sizes, as many at a time as have at most so many completions.
+
+    >>> few_at_a_time([2, 3, 4, 9, 1], [0, 1, 2, 3, 4], 5)
+    [[0, 1], [2], [3], [4]]
+    """
+    found: list[list[int]] = []
+    room = 0
+    for place in places:
+        if not found or sizes[place] > room:
+            found.append([])
+            room = most
+        found[-1].append(place)
+        room -= sizes[place]
+    return found

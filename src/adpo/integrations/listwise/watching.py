@@ -14,6 +14,7 @@ from adpo.exact import GroupGradient
 from adpo.integrations.auto_tau import CALIBRATION_ROLLOUTS, AutoTau
 from adpo.integrations.listwise.collate import Batch
 from adpo.integrations.listwise.scores import Scoring
+from adpo.integrations.passes import is_sharded
 from adpo.lm.preference_table import PreferenceTable
 from adpo.lm.rankings import Ranking, ranking
 
@@ -51,7 +52,8 @@ class Watching(Scoring):
         sums |= {"lists": len(sizes), "log_size": sizes.log().sum()}
         self._note_sums(self._of_all(sums), float(found.diagnostics.policy_entropy))
         if isinstance(self.schedule, AutoTau) and self.schedule.measured < CALIBRATION_ROLLOUTS:
-            self._calibrating.append((batch, logp if seen.all() else self._scored(self.model, batch)))
+            known = bool(seen.all()) and not is_sharded(self.model)  # then a pass is a matter of all processes
+            self._calibrating.append((batch, logp if known else self._scored(self.model, batch)))
 
     def _note_sums(self, total: dict[str, float], entropy: float) -> None:
         if total["ranked"]:
@@ -117,8 +119,7 @@ class Watching(Scoring):
         self.scorer.accept(self.accelerator.unwrap_model(model))
         parts, was_training = [], model.training
         model.eval()
-        rank, world = self.accelerator.process_index, self.accelerator.num_processes
-        for numbers, batch in self._few_at_a_time(table, range(rank, len(table), world)):
+        for numbers, batch in self._few_at_a_time(table, is_sharded(model)):
             scores = self._scored(model, batch, None if by == "log_ratio" else "mean")
             reference = self._reference_logp(batch, table) if by == "log_ratio" else None
             scores = scores if reference is None else scores - reference
@@ -127,7 +128,7 @@ class Watching(Scoring):
                 ranked = ranking(scores[rows], batch["rewards"][rows], batch["lists"][rows])
                 parts.append((number, [values.tolist() for values in ranked]))
         model.train(was_training)
-        columns = zip(*(values for _, values in sorted(gather_object(parts))), strict=True)
+        columns = zip(*(values for _, values in sorted(dict(gather_object(parts)).items())), strict=True)
         return Ranking(*(torch.tensor([x for part in column for x in part]) for column in columns))
 
     def evaluate(

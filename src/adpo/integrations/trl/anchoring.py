@@ -14,6 +14,7 @@ from adpo.integrations.passes import SHARDED
 from adpo.integrations.trl.config import ADPOConfig
 from adpo.integrations.trl.rollouts import Rollouts
 from adpo.integrations.trl.rows import Rows
+from adpo.ranks import Ranks
 
 
 class Anchored(Rollouts):
@@ -32,7 +33,8 @@ class Anchored(Rollouts):
         self.anchor = self._made_anchor(self.args)
         self.start = self._made_start(self.args)
         self._window = range(0)  # micro-batches of the rollout that the optimizer step at hand is made of
-        self._calibrating: tuple[Rows, Tensor] | None = None  # rows of a step, and their logp before it
+        # rows of a step, its members among them, and their logp before it
+        self._calibrating: tuple[Rows, Tensor, Tensor] | None = None
 
     def _made_anchor(self, args: ADPOConfig) -> Self | None:
         """None also for the on-policy anchor: its log-probabilities are taken when completions are sampled."""
@@ -51,16 +53,22 @@ class Anchored(Rollouts):
             return None
         return self.anchor if args.anchor == "fixed" else Self(self.accelerator.unwrap_model(self.model))
 
-    def _anchor_logp(self, rows: Rows) -> tuple[bool, Tensor | None]:
-        """Whether the policy is at its anchor, and log-probabilities under it, where they are needed."""
+    def _anchor_logp(self, rows: Rows, places: Tensor) -> tuple[bool, Tensor | None]:
+        """Whether the policy is at its anchor, and log-probabilities of members under it, where needed."""
         if self.args.anchor == "none":
             return False, None
         if self.state.global_step == self._sampled_at if self.anchor is None else self.anchor.coincides:
-            self._calibrate_before(rows)
-            return True, self._scored(self.model, rows) if self.objective.target.reads_anchor else None
+            self._calibrate_before(rows, places)
+            return True, self._of_members(rows, places) if self.objective.target.reads_anchor else None
         if self.anchor is not None:
-            return False, self.anchor.logp(lambda _: self._scored(self.model, rows))
-        return False, rows["anchor_logp"]
+            return False, self.anchor.logp(lambda _: self._of_members(rows, places))
+        return False, rows["anchor_logp"][places]
+
+    def _of_members(self, rows: Rows, places: Tensor) -> Tensor:
+        """Their log-probabilities; where a pass is a matter of all processes, every row is scored in each."""
+        if self.accelerator.distributed_type in SHARDED:
+            return self._scored(self.model, rows)[places]
+        return self._scored(self.model, {name: values[places] for name, values in rows.items()})
 
     def _remember(self, logp: Tensor) -> None:
         """The on-policy anchor is the policy of this step: what later steps need and no pass saw is scored now.
@@ -89,24 +97,24 @@ class Anchored(Rollouts):
 
     # The automatic temperature.
 
-    def _calibrate_before(self, rows: Rows) -> None:
+    def _calibrate_before(self, rows: Rows, places: Tensor) -> None:
         """Where no later step on this rollout will score its rows, measure the first few rollouts by hand."""
         once = self.num_iterations == 1 and self.args.steps_per_generation <= self.args.gradient_accumulation_steps
         if isinstance(self.schedule, AutoTau) and once and self.schedule.measured < CALIBRATION_ROLLOUTS:
-            self._calibrating = rows, self._scored(self.model, rows)
+            self._calibrating = rows, places, self._of_members(rows, places)
 
     def _calibrate_after(self) -> None:
         if self._calibrating is not None:
-            rows, before = self._calibrating
-            self._measure_tau(rows, self._scored(self.model, rows) - before)
+            rows, places, before = self._calibrating
+            self._measure_tau(self._of_members(rows, places) - before, rows["groups"][places])
             self._calibrating = None
 
-    def _measure_tau(self, rows: Rows, moved: Tensor) -> None:
+    def _measure_tau(self, moved: Tensor, groups: Tensor) -> None:
+        """By members, of which processes may have different numbers."""
         if isinstance(self.schedule, AutoTau):
-            everyone = [self.accelerator.gather(values) for values in (moved, rows["groups"], rows["member"])]
-            member = everyone[2].bool()
-            if member.any():
-                self.schedule.measure(everyone[0][member], everyone[1][member])
+            moved, groups = (torch.cat(Ranks(None).gather(values)) for values in (moved, groups))
+            if len(moved):
+                self.schedule.measure(moved, groups)
                 self._note(u_spread=self.schedule.spread)
 
     @property

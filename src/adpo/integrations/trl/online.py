@@ -126,7 +126,7 @@ class ADPOTrainer(Anchored):
         passes = Passes(self.scorer, self.accelerator, model, self.args.gradient_checkpointing)
         places = member.nonzero().squeeze(1)
         of_members = {name: values[places] for name, values in rows.items()}
-        at_anchor, anchor_logp = self._anchor_logp(of_members)
+        at_anchor, anchor_logp = self._anchor_logp(rows, places)
         if (
             self.scorer.packs and not passes.several
         ):  # what is small is done on the CPU, while the device is at work
@@ -166,9 +166,7 @@ class ADPOTrainer(Anchored):
         self._remember(logp)
         first = self.state.global_step - self._sampled_at == 1  # step after the one at the anchor
         if first and self.anchor is None and anchor_logp is not None:
-            moved = torch.full(member.shape, torch.nan, dtype=torch.float64, device=member.device)
-            moved[places] = found.logp - anchor_logp
-            self._measure_tau(rows, moved)
+            self._measure_tau(found.logp - anchor_logp, of_members["groups"])
         loss: float = found.loss.item() * share
         return loss
 
