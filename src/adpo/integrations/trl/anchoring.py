@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from adpo.anchors import EMA, Refresh, Self
 from adpo.core.objective import Objective
-from adpo.integrations.auto_tau import CALIBRATION_ROLLOUTS, AutoTau
+from adpo.integrations.auto_tau import CALIBRATION_ROLLOUTS, NEAR_PEAK, AutoTau, rate_of
 from adpo.integrations.passes import SHARDED
 from adpo.integrations.trl.config import ADPOConfig
 from adpo.integrations.trl.rollouts import Rollouts
@@ -32,7 +32,9 @@ class Anchored(Rollouts):
         self.anchor = self._made_anchor(self.args)
         self.start = self._made_start(self.args)
         self._window = range(0)  # micro-batches of the rollout that the optimizer step at hand is made of
-        self._calibrating: tuple[Rows, Tensor] | None = None  # rows of a step, and their logp before it
+        self._calibrating: tuple[Rows, Tensor, float] | None = (
+            None  # rows of a step, their logp before it, its rate
+        )
 
     def _made_anchor(self, args: ADPOConfig) -> Self | None:
         """None also for the on-policy anchor: its log-probabilities are taken when completions are sampled."""
@@ -93,20 +95,21 @@ class Anchored(Rollouts):
         """Where no later step on this rollout will score its rows, measure the first few rollouts by hand."""
         once = self.num_iterations == 1 and self.args.steps_per_generation <= self.args.gradient_accumulation_steps
         if isinstance(self.schedule, AutoTau) and once and self.schedule.measured < CALIBRATION_ROLLOUTS:
-            self._calibrating = rows, self._scored(self.model, rows)
+            rate = rate_of(self.optimizer)
+            if rate >= NEAR_PEAK:
+                self._calibrating = rows, self._scored(self.model, rows), rate
 
     def _calibrate_after(self) -> None:
         if self._calibrating is not None:
-            rows, before = self._calibrating
-            self._measure_tau(rows, self._scored(self.model, rows) - before)
+            rows, before, rate = self._calibrating
+            self._measure_tau(rows, self._scored(self.model, rows) - before, before, rate)
             self._calibrating = None
 
-    def _measure_tau(self, rows: Rows, moved: Tensor) -> None:
+    def _measure_tau(self, rows: Rows, moved: Tensor, before: Tensor, rate: float = 1.0) -> None:
         if isinstance(self.schedule, AutoTau):
-            everyone = [self.accelerator.gather(values) for values in (moved, rows["groups"], rows["member"])]
-            member = everyone[2].bool()
-            if member.any():
-                self.schedule.measure(everyone[0][member], everyone[1][member])
+            member = self.accelerator.gather(rows["member"]).bool()
+            everyone = [self.accelerator.gather(part)[member] for part in (moved, rows["groups"], before)]
+            if member.any() and self.schedule.measure(everyone[0], everyone[1], everyone[2], rate):
                 self._note(u_spread=self.schedule.spread)
 
     @property

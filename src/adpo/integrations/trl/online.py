@@ -166,9 +166,9 @@ class ADPOTrainer(Anchored):
         self._remember(logp)
         first = self.state.global_step - self._sampled_at == 1  # step after the one at the anchor
         if first and self.anchor is None and anchor_logp is not None:
-            moved = torch.full(member.shape, torch.nan, dtype=torch.float64, device=member.device)
-            moved[places] = found.logp - anchor_logp
-            self._measure_tau(rows, moved)
+            before = torch.full_like(logp, torch.nan)
+            before[places] = anchor_logp.to(before)
+            self._measure_tau(rows, logp - before, before)
         loss: float = found.loss.item() * share
         return loss
 
