@@ -12,7 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 from adpo.cli import app
-from adpo.experiments.reasoning import measures, problems, run, summary, trial, warmup
+from adpo.experiments.reasoning import measures, problems, run, starts, summary, trial, warmup
 from adpo.experiments.reasoning.methods import METHODS, SHORT
 from adpo.experiments.reasoning.protocol import PRESETS, Choice, Trial
 from adpo.experiments.reasoning.rewards import BONUS, KINDS, Watched
@@ -494,3 +494,18 @@ def test_the_settings_of_the_paper(tmp_path, monkeypatch):
     nobody = typed(*given[:2], "--model", "nobody/nothing", *given[4:], "--out", str(tmp_path / "none"))
     assert "nobody/nothing" in str(nobody.exception)
     assert not (tmp_path / "none").exists()
+
+
+def test_of_two_that_unpack_a_start_at_once_the_first_to_end_keeps_its_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("ADPO_CACHE", str(tmp_path))
+    recipe = embedded.WarmUp(hidden=16, layers=1)
+    made = embedded.make_model(recipe), embedded.make_tokenizer()
+    first = []
+
+    def meanwhile():
+        first.append((starts._kept("x", lambda: made) / "config.json").stat().st_ino)
+        return made
+
+    folder = starts._kept("x", meanwhile)
+    assert [(folder / "config.json").stat().st_ino] == first
+    assert [path.name for path in tmp_path.iterdir()] == [folder.name]

@@ -146,8 +146,11 @@ def test_what_tells_models_apart(tmp_path, other):
         fingerprint(tmp_path / "nothing")
 
 
+WARM = {"tau": "auto", "lr_scheduler_type": "constant_with_warmup", "warmup_steps": 6}  # measured from step 4 on
+
+
 @pytest.mark.parametrize(
-    "options", [{}, {"anchor": "ema"}, {"anchor": "refresh", "anchor_every": 2}, {"tau": "auto"}]
+    "options", [{}, {"anchor": "ema"}, {"anchor": "refresh", "anchor_every": 2}, {"tau": "auto"}, WARM]
 )
 def test_stopped_and_resumed_is_the_same_run(tmp_path, options):
     """In the first epoch, at its end, and in the second; eight lists, three to a step."""

@@ -255,6 +255,26 @@ def test_temperatures_move(tmp_path, schedule):
         assert all(0.2 <= tau <= 5.0 for tau in taus)
 
 
+@pytest.mark.parametrize("schedule", ["constant_with_warmup", "linear", "cosine"])
+def test_automatic_tau_is_that_of_the_highest_learning_rate(tmp_path, schedule):
+    """Warm-up takes longer than measuring: it waits."""
+    options = {"tau": "auto", "size": 8, "learning_rate": 0.01, "optim": "adamw_torch"}
+    plain = trained(tmp_path / "plain", ragged(), steps=9, **options)
+    warm = trained(tmp_path / "warm", ragged(), steps=50, lr_scheduler_type=schedule, warmup_steps=20, **options)
+    assert plain.tau != 1.0
+    assert warm.tau == pytest.approx(plain.tau, rel=0.5)
+    measured = [entry["step"] for entry in warm.state.log_history if "adpo/u_spread" in entry]
+    assert measured == list(range(11, 19))  # the first step of a warm-up has rate 0
+
+
+def test_a_step_that_moves_nothing_is_not_measured(tmp_path):
+    tied = [{"prompt": "1+1=", "completions": ["2", "3", "4"], "rewards": [1.0, 1.0, 1.0]} for _ in range(4)]
+    for rows, rate in ((tied, 0.05), (ragged(), 1e-9)):
+        trainer = trained(tmp_path / str(rate), rows, target="top1", tau="auto", learning_rate=rate)
+        assert (trainer.tau, trainer.schedule.measured) == (1.0, 0)
+        assert not logged(trainer, "adpo/u_spread")
+
+
 def test_what_is_logged(tmp_path):
     trainer = trained(tmp_path, ragged(), steps=2, size=8)
     entry = trainer.state.log_history[0]

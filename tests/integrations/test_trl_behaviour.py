@@ -260,6 +260,15 @@ def test_automatic_tau_makes_the_deviation_of_u_about_one(tmp_path, iterations, 
     assert whole.tau == pytest.approx(trainer.tau, rel=1e-3)
 
 
+def test_automatic_tau_waits_for_the_learning_rate(tmp_path):
+    options = {"num_iterations": 1, "optim": "adamw_torch", "learning_rate": 0.003, "tau": "auto"}
+    plain = trained(tmp_path, 16, 1, steps=9, **options)
+    warm = trained(tmp_path, 16, 1, steps=19, lr_scheduler_type="constant_with_warmup", warmup_steps=20, **options)
+    measured = [entry["step"] for entry in warm.state.log_history if "adpo/u_spread" in entry]
+    assert measured == list(range(11, 19))
+    assert warm.tau == pytest.approx(plain.tau, rel=0.5)
+
+
 def test_confidence_by_tokens(tmp_path):
     trainer = trained(tmp_path, 4, 4, tau_schedule="hybrid", tau=0.8, tau_confidence="tokens")
     entropies = logged(trainer, "adpo/token_entropy")

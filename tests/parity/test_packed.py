@@ -10,8 +10,9 @@ pytest.importorskip("transformers")
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from adpo.lm.packed_scoring import packed_seq_logp, why_not_packed
-from adpo.lm.packing import packed
-from adpo.lm.scoring import seq_logp, sequences
+from adpo.lm.packing import packed, repacked
+from adpo.lm.scorer import Forms, Scorer
+from adpo.lm.scoring import seq_logp, sequences, token_logp
 
 SIZES = {
     "vocab_size": 40,
@@ -132,9 +133,39 @@ def test_under_autocast_attention_is_in_its_precision(monkeypatch):
     assert seen == [{torch.bfloat16}] * 2
 
 
-def test_a_completion_needs_something_to_follow():
-    with pytest.raises(ValueError, match="row 1 has no prompt"):
-        packed([[2], []], [[3], [4]])
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+def test_without_a_prompt_the_first_token_is_not_scored(share, reduction):
+    """A list whose only prompt token merges with its completions; packed as ids, and from padded rows."""
+    prompts = [[], [], [], [7], [], []]
+    completions = [[7, 3, 4], [7, 5], [8, 5, 2], [4, 4], [9], [9, 3]]
+    rows = sequences(prompts, completions, pad=0)
+    weights = torch.tensor([1.0, -2.0, 0.5, 3.0, 1.5, -1.0], dtype=torch.float64)
+    plain = model("qwen3")
+    expected = seq_logp(plain, rows, reduction)
+    (expected * weights).sum().backward()
+    assert expected[4] == 0
+    for batch in (packed(prompts, completions, share), repacked(rows, share)):
+        other = model("qwen3")
+        found = packed_seq_logp(other, batch, reduction)
+        (found * weights).sum().backward()
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+        for mine, theirs in zip(other.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad, theirs.grad, rtol=0, atol=2e-5)
+
+
+def test_tokens_without_a_prompt():
+    made, rows = model("qwen3"), sequences([[], [2]], [[7, 3, 4], [5]], pad=0)
+    scorer = Scorer(made, Forms(scoring="packed"))
+    torch.testing.assert_close(scorer.tokens(made, rows).logp.sum(1), seq_logp(made, rows).float())
+    some = torch.tensor([[1, 0, 1], [0, 1, 0]])
+    expected = torch.where(some[:, 1:].bool(), token_logp(made, rows), 0.0).sum(1)
+    torch.testing.assert_close(scorer.logp(made, rows, scored=some).float(), expected)
+
+
+def test_a_row_needs_a_token():
+    with pytest.raises(ValueError, match="row 1 has no tokens"):
+        packed([[2], []], [[3], []])
 
 
 def test_a_window_is_refused():

@@ -385,6 +385,24 @@ def test_the_warm_model_is_made_once_and_kept(tmp_path, monkeypatch):
         warmed_up(WarmUp(task="countdown"))
 
 
+def test_of_two_first_runs_at_once_the_first_to_end_makes_the_model(tmp_path, monkeypatch):
+    """The other one leaves it alone: it may be being read."""
+    monkeypatch.setenv("ADPO_CACHE", str(tmp_path))
+    recipe = WarmUp(task="arithmetic", level=1, hidden=32, layers=1, goal=0.0, check_every=5)
+    nested = []
+
+    def meanwhile(*_):
+        if not nested:
+            nested.append(None)
+            nested[0] = (warmed_up(recipe) / "config.json").stat().st_ino
+
+    folder = warmed_up(recipe, meanwhile)
+    assert (folder / "config.json").stat().st_ino == nested[0]
+    assert {path.name for path in tmp_path.iterdir()} == {folder.name}
+    (folder / "config.json").unlink()  # what is not whole is made again
+    assert (warmed_up(recipe) / "config.json").exists()
+
+
 def test_ctrl_c_from_a_shell_leaves_a_run_that_can_be_resumed(model, tmp_path):
     out = tmp_path / "out"
     words = ["train", "--model", str(model), "--out", str(out), *fast("--max_steps", "500")]

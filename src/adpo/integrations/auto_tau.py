@@ -9,6 +9,10 @@ from torch import Tensor
 
 CALIBRATION_ROLLOUTS = 8
 """Where every rollout is used for one step only, measuring costs two passes, and is done for so many rollouts."""
+NEAR_PEAK = 0.5
+"""Steps count that have at least this share of the highest learning rate; with it goes how far they move."""
+ROUNDING = 1e-5
+"""Moves below this share of the log-probabilities are not told from rounding, and not measured."""
 
 
 class AutoTau:
@@ -26,19 +30,32 @@ class AutoTau:
     def update(self, **_: Any) -> float:
         return self.tau
 
-    def measure(self, moved: Tensor, groups: Tensor) -> None:
-        """``moved`` is ``logp - anchor_logp``, ``[rows]``; what a group has in common does not count."""
-        spread = float(_within_groups(moved, groups).std(correction=0)) / self.tau
-        if spread > 0:
-            self.spread = spread
-            self.tau *= min(10.0, max(0.1, spread**0.5))
-            self.measured += 1
+    def measure(self, moved: Tensor, groups: Tensor, anchor_logp: Tensor, rate: float = 1.0) -> bool:
+        """Whether there was something to measure in ``moved``, ``logp - anchor_logp``, ``[rows]``.
+
+        What a group has in common does not count. ``rate`` is the step's learning rate as a share of the highest,
+        where that step stands for all.
+        """
+        move = float(_within_groups(moved, groups).std(correction=0))
+        if not move > ROUNDING * float(anchor_logp.abs().mean()):
+            return False
+        self.spread = move / rate / self.tau
+        self.tau *= min(10.0, max(0.1, self.spread**0.5))
+        self.measured += 1
+        return True
 
     def state_dict(self) -> dict[str, float | int]:
         return {"tau": self.tau, "measured": self.measured}
 
     def load_state_dict(self, state: dict[str, float | int]) -> None:
         self.tau, self.measured = float(state["tau"]), int(state["measured"])
+
+
+def rate_of(optimizer: Any) -> float:
+    """The learning rate of the step at hand, as a share of the highest of its schedule."""
+    group = optimizer.param_groups[0]
+    highest = float(group.get("initial_lr", group["lr"]))
+    return float(group["lr"]) / highest if highest else 0.0
 
 
 def _within_groups(values: Tensor, groups: Tensor) -> Tensor:

@@ -68,11 +68,24 @@ def warmed_up(recipe: WarmUp, on_progress: Progress = lambda *_: None) -> Path:
         try:
             model.save_pretrained(made)
             tokenizer.save_pretrained(made)
-            shutil.rmtree(folder, ignore_errors=True)  # what an interrupted copy may have left
-            made.rename(folder)
+            settle(made, folder)
         finally:
             shutil.rmtree(made, ignore_errors=True)
     return folder
+
+
+def settle(made: Path, folder: Path) -> None:
+    """Give a model's folder its name, unless another process was first: then that one stays, it may be in use."""
+    for again in (True, False):
+        try:
+            made.rename(folder)
+            return
+        except OSError:
+            if (folder / "config.json").exists():
+                return
+            if not again:
+                raise
+        shutil.rmtree(folder, ignore_errors=True)  # what an interrupted copy may have left
 
 
 def make_tokenizer() -> Any:

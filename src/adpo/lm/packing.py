@@ -94,13 +94,16 @@ class Lengths(NamedTuple):
 def packed(prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], share: bool = True) -> Packed:
     """Prompts with their completions, row by row; neighbours with the same prompt share it, if asked to.
 
+    The first token of a completion without a prompt has nothing to follow: it takes the prompt's place.
+
     >>> batch = packed([[5, 6], [5, 6]], [[7], [8, 9]])
     >>> batch.input_ids.tolist(), batch.position_ids.tolist()
     ([5, 6, 7, 8, 9], [0, 1, 2, 2, 3])
     >>> batch.before.tolist(), batch.targets.tolist(), batch.row.tolist()
     ([1, 1, 3], [7, 8, 9], [0, 1, 1])
     """
-    rows = list(zip(prompts, completions, strict=True))
+    pairs = zip(prompts, completions, strict=True)
+    rows = [(prompt, after) if len(prompt) else (after[:1], after[1:]) for prompt, after in pairs]
     flat = torch.tensor([token for prompt, completion in rows for token in (*prompt, *completion)])
     lengths = torch.tensor([[len(prompt), len(completion)] for prompt, completion in rows])
     repeats = [number > 0 and rows[number - 1][0] == prompt for number, (prompt, _) in enumerate(rows)]
@@ -111,9 +114,9 @@ def repacked(batch: Sequences, share: bool = True, scored: Tensor | None = None)
     """Padded rows without their padding, on the device they are on; put together on the CPU.
 
     Padding may be on either side, or between prompt and completion. ``scored``, ``[rows, length]``, marks the
-    tokens of completions that count, where not all do.
+    tokens of completions that count, where not all do; the first token of a row never does.
     """
-    here = Sequences(*(part.cpu() for part in batch))
+    here = Sequences(*(part.cpu() for part in batch)).following()
     found = _packed(here.input_ids[here.attention_mask.bool()], Lengths.of(here), share)
     if scored is not None:
         counts = scored.cpu()[here.completion_mask.bool()].bool()
@@ -124,11 +127,9 @@ def repacked(batch: Sequences, share: bool = True, scored: Tensor | None = None)
 def _packed(flat: Tensor, lengths: Lengths, share: bool) -> Packed:
     """From all tokens of all rows, one after the other."""
     prompt, completion = lengths.prompt, lengths.completion
-    short = (prompt == 0).nonzero()
-    if len(short):
-        raise ValueError(
-            f"row {int(short[0])} has no prompt: the first token of a completion has nothing to follow"
-        )
+    empty = (prompt == 0).nonzero()
+    if len(empty):
+        raise ValueError(f"row {int(empty[0])} has no tokens")
     rows = len(prompt)
     own = ~lengths.repeats if share else torch.ones(rows, dtype=torch.bool)  # brings its prompt along
     lender = torch.where(own, torch.arange(rows), 0).cummax(0).values  # the row that brings the prompt

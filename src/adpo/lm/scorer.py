@@ -161,12 +161,12 @@ class Scorer:
         return total, logp
 
     def tokens(self, model: Any, rows: Sequences, *, entropy: bool = False) -> TokenScores:
-        """Of every token of every completion, ``[rows, length]``, zero elsewhere; of packed rows."""
+        """Of every token of every completion that follows one, ``[rows, length]``, zero elsewhere; packed."""
         batch = self._packed(rows)
         found = self._as_in_training(
             model, lambda inner: packed_token_scores(inner, batch, self.temperature, entropy=entropy)
         )
-        mask = rows.completion_mask.bool()
+        mask = rows.following().completion_mask.bool()
         spread = [
             None if part is None else part.new_zeros(mask.shape).masked_scatter(mask, part) for part in found
         ]

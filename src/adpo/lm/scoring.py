@@ -27,6 +27,11 @@ class Sequences(NamedTuple):
         length = int(mask.sum(1).max()) if len(rows) else 0
         return Sequences(self.input_ids[rows, :length], mask[:, :length], self.completion_mask[rows, :length])
 
+    def following(self) -> Sequences:
+        """With completions that begin at a row's second token at the earliest: its first has nothing to follow."""
+        follows = self.attention_mask.cumsum(1) > 1
+        return self._replace(completion_mask=self.completion_mask * follows)
+
 
 def sequences(prompts: list[list[int]], completions: list[list[int]], pad: int) -> Sequences:
     """Token ids as a batch.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -92,8 +91,7 @@ def _kept(name: str, load: Callable[[], tuple[Any, Any]]) -> Path:
         with tempfile.TemporaryDirectory(dir=folder.parent) as part:
             model.save_pretrained(Path(part) / "start")
             tokenizer.save_pretrained(Path(part) / "start")
-            shutil.rmtree(folder, ignore_errors=True)  # what an interrupted copy may have left
-            (Path(part) / "start").rename(folder)
+            embedded.settle(Path(part) / "start", folder)
     return folder
 
 

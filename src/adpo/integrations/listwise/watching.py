@@ -11,7 +11,7 @@ from torch import Tensor
 
 from adpo.core.temperature import Temperature
 from adpo.exact import GroupGradient
-from adpo.integrations.auto_tau import CALIBRATION_ROLLOUTS, AutoTau
+from adpo.integrations.auto_tau import CALIBRATION_ROLLOUTS, NEAR_PEAK, AutoTau, rate_of
 from adpo.integrations.listwise.collate import Batch
 from adpo.integrations.listwise.scores import Scoring
 from adpo.integrations.passes import is_sharded
@@ -32,6 +32,7 @@ class Watching(Scoring):
         super().__init__(*arguments, **options)
         self._metrics: dict[str, defaultdict[str, list[float]]] = {"train": defaultdict(list)}
         self._calibrating: list[tuple[Batch, Tensor]] = []  # batches of the step, and their logp before it
+        self._rate = 1.0  # of that step, as a share of the highest
         self._heard: defaultdict[str, float] = defaultdict(float)  # sums over the step, for the temperature
 
     def _observe(
@@ -52,8 +53,10 @@ class Watching(Scoring):
         sums |= {"lists": len(sizes), "log_size": sizes.log().sum()}
         self._note_sums(self._of_all(sums), float(found.diagnostics.policy_entropy))
         if isinstance(self.schedule, AutoTau) and self.schedule.measured < CALIBRATION_ROLLOUTS:
-            known = bool(seen.all()) and not is_sharded(self.model)  # then a pass is a matter of all processes
-            self._calibrating.append((batch, logp if known else self._scored(self.model, batch)))
+            self._rate = rate_of(self.optimizer)
+            if self._rate >= NEAR_PEAK:
+                known = bool(seen.all()) and not is_sharded(self.model)  # then a pass is a matter of all processes
+                self._calibrating.append((batch, logp if known else self._scored(self.model, batch)))
 
     def _note_sums(self, total: dict[str, float], entropy: float) -> None:
         if total["ranked"]:
@@ -77,10 +80,11 @@ class Watching(Scoring):
         """After an optimizer step."""
         if self._calibrating and isinstance(self.schedule, AutoTau):
             rows = gather_object([row for number in range(len(self._calibrating)) for row in self._moved(number)])
-            numbers = {name: number for number, name in enumerate(dict.fromkeys(name for name, _ in rows))}
-            lists = torch.tensor([numbers[name] for name, _ in rows])
-            self.schedule.measure(torch.tensor([value for _, value in rows]), lists)
-            self._note(u_spread=self.schedule.spread)
+            names, moved, before = zip(*rows, strict=True)
+            numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+            lists = torch.tensor([numbers[name] for name in names])
+            if self.schedule.measure(torch.tensor(moved), lists, torch.tensor(before), self._rate):
+                self._note(u_spread=self.schedule.spread)
         self._calibrating = []
         if self._heard["ranked"]:
             entropy = self._heard["entropy"] / max(self._heard["log_size"], 1e-9)  # of the most there could be
@@ -88,12 +92,12 @@ class Watching(Scoring):
             self.tau = float(self.schedule.update(entropy=min(1.0, max(0.0, entropy)), reward=accuracy))
         self._heard.clear()
 
-    def _moved(self, number: int) -> list[tuple[tuple[int, ...], float]]:
-        """How far the step moved each row of one of its batches, under a name for its list."""
+    def _moved(self, number: int) -> list[tuple[tuple[int, ...], float, float]]:
+        """How far the step moved each row of one of its batches, under a name for its list, and from where."""
         batch, before = self._calibrating[number]
         moved = self._scored(self.model, batch) - before
         names = [(self.accelerator.process_index, number, place) for place in batch["lists"].tolist()]
-        return list(zip(names, moved.tolist(), strict=True))
+        return list(zip(names, moved.tolist(), before.tolist(), strict=True))
 
     def _note(self, **values: float) -> None:
         for name, value in values.items():

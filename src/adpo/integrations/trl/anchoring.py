@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from adpo.anchors import EMA, Refresh, Self
 from adpo.core.objective import Objective
-from adpo.integrations.auto_tau import CALIBRATION_ROLLOUTS, AutoTau
+from adpo.integrations.auto_tau import CALIBRATION_ROLLOUTS, NEAR_PEAK, AutoTau, rate_of
 from adpo.integrations.passes import SHARDED
 from adpo.integrations.trl.config import ADPOConfig
 from adpo.integrations.trl.rollouts import Rollouts
@@ -33,8 +33,8 @@ class Anchored(Rollouts):
         self.anchor = self._made_anchor(self.args)
         self.start = self._made_start(self.args)
         self._window = range(0)  # micro-batches of the rollout that the optimizer step at hand is made of
-        # rows of a step, its members among them, and their logp before it
-        self._calibrating: tuple[Rows, Tensor, Tensor] | None = None
+        # rows of a step, its members among them, their logp before it, and its rate
+        self._calibrating: tuple[Rows, Tensor, Tensor, float] | None = None
 
     def _made_anchor(self, args: ADPOConfig) -> Self | None:
         """None also for the on-policy anchor: its log-probabilities are taken when completions are sampled."""
@@ -101,20 +101,21 @@ class Anchored(Rollouts):
         """Where no later step on this rollout will score its rows, measure the first few rollouts by hand."""
         once = self.num_iterations == 1 and self.args.steps_per_generation <= self.args.gradient_accumulation_steps
         if isinstance(self.schedule, AutoTau) and once and self.schedule.measured < CALIBRATION_ROLLOUTS:
-            self._calibrating = rows, places, self._of_members(rows, places)
+            rate = rate_of(self.optimizer)
+            if rate >= NEAR_PEAK:
+                self._calibrating = rows, places, self._of_members(rows, places), rate
 
     def _calibrate_after(self) -> None:
         if self._calibrating is not None:
-            rows, places, before = self._calibrating
-            self._measure_tau(self._of_members(rows, places) - before, rows["groups"][places])
+            rows, places, before, rate = self._calibrating
+            self._measure_tau(self._of_members(rows, places) - before, rows["groups"][places], before, rate)
             self._calibrating = None
 
-    def _measure_tau(self, moved: Tensor, groups: Tensor) -> None:
+    def _measure_tau(self, moved: Tensor, groups: Tensor, before: Tensor, rate: float = 1.0) -> None:
         """By members, of which processes may have different numbers."""
         if isinstance(self.schedule, AutoTau):
-            moved, groups = (torch.cat(Ranks(None).gather(values)) for values in (moved, groups))
-            if len(moved):
-                self.schedule.measure(moved, groups)
+            moved, groups, before = (torch.cat(Ranks(None).gather(values)) for values in (moved, groups, before))
+            if len(moved) and self.schedule.measure(moved, groups, before, rate):
                 self._note(u_spread=self.schedule.spread)
 
     @property

@@ -166,7 +166,7 @@ class ADPOTrainer(Anchored):
         self._remember(logp)
         first = self.state.global_step - self._sampled_at == 1  # step after the one at the anchor
         if first and self.anchor is None and anchor_logp is not None:
-            self._measure_tau(found.logp - anchor_logp, of_members["groups"])
+            self._measure_tau(found.logp - anchor_logp, of_members["groups"], anchor_logp)
         loss: float = found.loss.item() * share
         return loss
 
