@@ -52,8 +52,7 @@ class Watching(Scoring):
         sums |= {"lists": len(sizes), "log_size": sizes.log().sum()}
         self._note_sums(self._of_all(sums), float(found.diagnostics.policy_entropy))
         if isinstance(self.schedule, AutoTau) and self.schedule.measured < CALIBRATION_ROLLOUTS:
-            known = bool(seen.all()) and not is_sharded(self.model)  # then a pass is a matter of all processes
-            self._calibrating.append((batch, logp if known else self._scored(self.model, batch)))
+            self._calibrating.append((batch, logp if seen.all() else self._scored(self.model, batch)))
 
     def _note_sums(self, total: dict[str, float], entropy: float) -> None:
         if total["ranked"]:
