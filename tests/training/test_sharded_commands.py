@@ -22,7 +22,7 @@ from adpo.lm.lists import graded
 
 REWARD = """
 def reward(completions, **_):
-    return [len(set(text)) / 6 for text in completions]
+    return [len(set(text)) / 40 for text in completions]
 """
 COMMON = {
     "max_steps": 4,
@@ -41,7 +41,7 @@ COMMON = {
 ONLINE = {
     "per_device_train_batch_size": 6,
     "num_generations": 4,
-    "max_completion_length": 6,
+    "max_completion_length": 40,
     "eval_problems": 7,
     "dev_problems": 5,
     "eval_batch": 2,

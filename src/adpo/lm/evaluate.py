@@ -23,7 +23,6 @@ class Sampling:
     batch: int = 256
     seed: int = 0
     recorded: bool = False  # by the steps of `adpo.lm.decoding`, where the model can be sampled so
-    together: bool = False  # by all processes, none of which ends before the others
 
 
 class Estimate(NamedTuple):
@@ -120,7 +119,7 @@ def answers(
 def _generated(
     model: Any, tokenizer: Any, prompts: Sequence[Any], sampling: Sampling, chat: Mapping[str, Any]
 ) -> list[str]:
-    if sampling.recorded and not sampling.together and why_not_decoded(model) is None:
+    if sampling.recorded and why_not_decoded(model) is None:
         return _by_steps(model, tokenizer, prompts, sampling, chat)
     training, texts = model.training, []
     model.eval()
@@ -135,7 +134,6 @@ def _generated(
                 **options,
                 max_new_tokens=sampling.max_new_tokens,
                 pad_token_id=tokenizer.pad_token_id,
-                synced_gpus=sampling.together or None,
             )
             texts += tokenizer.batch_decode(out[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
     finally:

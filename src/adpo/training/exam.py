@@ -7,7 +7,7 @@ import inspect
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +76,6 @@ class Exam:
         asked, mine = list(places), []
         if is_sharded(model):  # as many answers in every process; what is answered twice is left out
             asked += [0] * (math.ceil(len(self.rows) / state.num_processes) - len(asked))
-            sampling = replace(sampling, together=True)
         try:
             with then_sharded(model):
                 mine = self._share(model, [self.rows[place] for place in asked], sampling) if asked else []

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object
 from torch import Tensor, nn
 from transformers import Trainer
 
@@ -50,7 +49,8 @@ class Scoring(SafeCheckpoints, Trainer):  # type: ignore[misc]
         everything = tokens(batch)
         parts = self._parts(batch, self.args.completions_per_pass or SCORED_AT_ONCE)
         if is_sharded(model):  # as many passes in every process
-            parts += parts[-1:] * (max(gather_object([len(parts)])) - len(parts))
+            count = torch.tensor([len(parts)], device=self.accelerator.device)
+            parts += parts[-1:] * (int(self.accelerator.gather(count).max()) - len(parts))
         found = torch.empty(len(batch["rewards"]), dtype=torch.float64, device=batch["rewards"].device)
         with self.accelerator.autocast(), then_sharded(model):
             for part in parts:

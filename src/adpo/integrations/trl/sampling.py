@@ -23,7 +23,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from adpo.integrations.forms import NARROW
-from adpo.integrations.passes import SHARDED, then_sharded
+from adpo.integrations.passes import SHARDED
 from adpo.integrations.trl.resume import ExactResume
 from adpo.lm.decoding import PADDED_TO, Decoder, padded, up_to_end, why_not_decoded
 
@@ -158,8 +158,6 @@ class Sampling(ExactResume):
         return [up_to_end(tokens, self.eos_token_ids) for tokens in said]
 
     def _generated(self, *arguments: Any, **options: Any) -> Any:
-        if self.accelerator.distributed_type in SHARDED:
-            return self._generated_together(*arguments, **options)
         if self.why_not_compiled is not None or not self.model.training:
             return super()._generate_single_turn(*arguments, **options)
         wrapped, policy = self.model_wrapped, self.accelerator.unwrap_model(self.model)
@@ -180,14 +178,6 @@ class Sampling(ExactResume):
             self.model_wrapped = wrapped
         self._copy = None
         return super()._generate_single_turn(*arguments, **options)
-
-    def _generated_together(self, *arguments: Any, **options: Any) -> Any:
-        """With sharded parameters no process may end before the others: transformers has to be told."""
-        policy: Any = self.accelerator.unwrap_model(self.model)
-        policy = policy.get_base_model() if hasattr(policy, "get_base_model") else policy
-        policy._is_fsdp_managed_module = True
-        with then_sharded(policy):
-            return super()._generate_single_turn(*arguments, **options)
 
     @torch.no_grad()
     def _sampled_from(self) -> nn.Module:
