@@ -94,6 +94,15 @@ def test_rows_of_ones_own(tmp_path):
     bad = write(tmp_path / "bad.jsonl", [{"prompt": "fine"}, {"promt": "typo"}])
     with pytest.raises(ValueError, match="line 2: expected a prompt, text or messages; got None"):
         prepare(RunSettings(model="x", data=bad, reward="r.py:f"), make_tokenizer(), 0)
+    for row, words in (
+        ({"prompt": [{"role": "user", "content": "b"}], "n": 2}, "line 2: expected prompt to be text, as before"),
+        ({"prompt": "b", "n": "two"}, "line 2: expected n to be a number, as before; got 'two'"),
+        ({"prompt": "b", "m": 2}, r"line 2: expected the fields of the first row, \['n', 'prompt'\]; got \['m', "),
+        ({"prompt": "b"}, "line 2: expected the fields of the first row"),
+    ):
+        mixed = write(tmp_path / "mixed.jsonl", [{"prompt": "a", "n": 1.5}, row])
+        with pytest.raises(ValueError, match=words):
+            prepare(RunSettings(model="x", data=mixed, reward="r.py:f"), make_tokenizer(), 0)
     few = write(tmp_path / "few.jsonl", [{"prompt": "one"}])
     with pytest.raises(ValueError, match="too small to hold rows out of it"):
         prepare(RunSettings(model="x", data=few, reward="r.py:f"), make_tokenizer(), 0)

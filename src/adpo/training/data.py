@@ -129,13 +129,35 @@ def _own_rows(run: RunSettings) -> tuple[list[Row], list[Row]]:
 
 def _read(name: str, split: str, run: RunSettings) -> list[Row]:
     rows = data.read_rows(Path(name)) if is_file(name) else enumerate(named(name, run.data_config, split), 1)
-    found = []
+    found: list[Row] = []
+    kinds: dict[str, str] = {}
     for number, row in rows:
-        prompt = row.get("prompt")
+        place, prompt = f"{name}, line {number}", row.get("prompt")
         if not isinstance(prompt, str | list) or not prompt:
-            raise ValueError(f"{name}, line {number}: expected a prompt, text or messages; got {prompt!r:.60}")
+            raise ValueError(f"{place}: expected a prompt, text or messages; got {prompt!r:.60}")
+        if found and row.keys() != found[0].keys():
+            raise ValueError(
+                f"{place}: expected the fields of the first row, {sorted(found[0])}; got {sorted(row)}"
+            )
+        for column, value in row.items():
+            kind = _kind(value)
+            if kind is not None and kinds.setdefault(column, kind) != kind:
+                raise ValueError(f"{place}: expected {column} to be {kinds[column]}, as before; got {value!r:.60}")
         found.append(dict(row))
     return found
+
+
+def _kind(value: Any) -> str | None:
+    """What all values of a column have to be; None of a missing one, and of what only a library knows."""
+    kinds = {
+        bool: "true or false",
+        int: "a number",
+        float: "a number",
+        str: "text",
+        list: "a list",
+        dict: "a mapping",
+    }
+    return kinds.get(type(value))
 
 
 def _key(row: Row) -> str:

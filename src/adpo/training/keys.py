@@ -46,7 +46,10 @@ def sorted_out(
         else:
             default = f"there is no setting {name!r}{near(name, [*own, *theirs, *COMMAND_LINE])}"
             raise ValueError(unknown(name) or default)
-    if "trust_remote_code" in (trainer.get("model_init_kwargs") or {}):
+    options = trainer.get("model_init_kwargs") or {}
+    if not isinstance(options, dict):
+        raise ValueError(f"model_init_kwargs must be a mapping; got {options!r:.60}")
+    if "trust_remote_code" in options:
         raise ValueError(f"model_init_kwargs: trust_remote_code cannot be set: {REFUSED['trust_remote_code']}")
     return run, trainer
 
@@ -146,9 +149,9 @@ def _number(value: Any, kind: type) -> Any:
         return None
     try:
         number = kind(value)
-    except ValueError:
+        return number if float(number) == float(value) else None  # 2.5 is no whole number
+    except (OverflowError, ValueError):
         return None
-    return number if float(number) == float(value) else None  # 2.5 is no whole number
 
 
 def _name(option: Any) -> str:

@@ -35,7 +35,7 @@ from adpo.training.models import (
     quiet,
     settled_by_main,
 )
-from adpo.training.run import begin
+from adpo.training.run import begin, checked
 from adpo.training.watch import BEST, Watch, save
 
 EMBEDDED: dict[str, Any] = {
@@ -134,10 +134,7 @@ def _config(order: Ordered[AskedToPrefer]) -> ListwiseConfig:
     """All arguments of the trainer: what was asked for over what a run like this begins with."""
     run = order.asked.run
     own = EMBEDDED if run.embedded else {}
-    try:
-        config = ListwiseConfig(**{**begin(order.out, order.seed), **own, **order.asked.trainer})
-    except (ImportError, OSError, TypeError, ValueError) as error:
-        raise ValueError(" ".join(str(error).split())[:400]) from None
+    config = checked(ListwiseConfig, {**begin(order.out, order.seed), **own, **order.asked.trainer})
     if run.reference is not None and config.anchor == "none":
         raise ValueError("a reference means nothing with anchor none: leave one of them out")
     if config.cache is not None and Path(config.cache).exists() and not Path(config.cache).is_dir():

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from transformers import set_seed
@@ -31,7 +32,15 @@ from adpo.training.models import (
 from adpo.training.settings import Asked, RunSettings
 from adpo.training.watch import BEST, Watch, save
 
+T = TypeVar("T")
 GENERAL: dict[str, Any] = {"report_to": ["tensorboard"], "logging_steps": 5, "save_total_limit": 2}
+LEAST = {
+    "per_device_train_batch_size": 1,
+    "gradient_accumulation_steps": 1,
+    "steps_per_generation": 1,
+    "num_generations": 2,
+    "num_iterations": 1,
+}
 EMBEDDED: dict[str, Any] = {
     "per_device_train_batch_size": 256,
     "gradient_accumulation_steps": 1,
@@ -70,7 +79,24 @@ def trainer_config(method: str, given: dict[str, Any]) -> Any:
     from adpo.integrations.trl.baselines import FastGRPOConfig
 
     kept = {name: value for name, value in given.items() if name != "model_init_kwargs"}
-    return (ADPOConfig if method == "adpo" else FastGRPOConfig)(**kept)
+    return checked(ADPOConfig if method == "adpo" else FastGRPOConfig, kept)
+
+
+def checked(kind: Callable[..., T], given: dict[str, Any]) -> T:
+    """Arguments of a trainer as its own class; what that does not take is one line."""
+    for name, least in LEAST.items():
+        if given.get(name) is not None and given[name] < least:
+            raise ValueError(f"{name} must be at least {least}; got {given[name]}")
+    if given.get("num_train_epochs") == math.inf:
+        raise ValueError("num_train_epochs must be finite; got inf")
+    try:
+        return kind(**given)
+    except (ImportError, OSError, TypeError, ValueError) as error:
+        said: Any = error.args[0] if isinstance(error, ImportError) and error.args else error
+        if isinstance(error, OSError) and error.filename is not None:
+            name = next((name for name, value in given.items() if value == error.filename), "file")
+            said = f"{name} {error.filename} cannot be read: {error.strerror}"
+        raise ValueError(" ".join(str(said).split())[:400]) from None
 
 
 def train(order: Ordered[Asked], display: Display) -> dict[str, Any]:
