@@ -97,12 +97,15 @@ def test_rows_of_ones_own(tmp_path):
     for row, words in (
         ({"prompt": [{"role": "user", "content": "b"}], "n": 2}, "line 2: expected prompt to be text, as before"),
         ({"prompt": "b", "n": "two"}, "line 2: expected n to be a number, as before; got 'two'"),
-        ({"prompt": "b", "m": 2}, r"line 2: expected the fields of the first row, \['n', 'prompt'\]; got \['m', "),
-        ({"prompt": "b"}, "line 2: expected the fields of the first row"),
     ):
         mixed = write(tmp_path / "mixed.jsonl", [{"prompt": "a", "n": 1.5}, row])
         with pytest.raises(ValueError, match=words):
             prepare(RunSettings(model="x", data=mixed, reward="r.py:f"), make_tokenizer(), 0)
+    rows = [{"prompt": f"say {n}", ("more" if n % 2 else "other"): n} for n in range(100)]
+    some = prepare(
+        RunSettings(model="x", data=write(tmp_path / "some.jsonl", rows), reward="r.py:f"), make_tokenizer(), 0
+    )
+    assert all({row["more"], row["other"]} == {None, int(row["prompt"][4:])} for row in (*some.train, *some.test))
     few = write(tmp_path / "few.jsonl", [{"prompt": "one"}])
     with pytest.raises(ValueError, match="too small to hold rows out of it"):
         prepare(RunSettings(model="x", data=few, reward="r.py:f"), make_tokenizer(), 0)

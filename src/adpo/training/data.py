@@ -135,16 +135,13 @@ def _read(name: str, split: str, run: RunSettings) -> list[Row]:
         place, prompt = f"{name}, line {number}", row.get("prompt")
         if not isinstance(prompt, str | list) or not prompt:
             raise ValueError(f"{place}: expected a prompt, text or messages; got {prompt!r:.60}")
-        if found and row.keys() != found[0].keys():
-            raise ValueError(
-                f"{place}: expected the fields of the first row, {sorted(found[0])}; got {sorted(row)}"
-            )
         for column, value in row.items():
             kind = _kind(value)
             if kind is not None and kinds.setdefault(column, kind) != kind:
                 raise ValueError(f"{place}: expected {column} to be {kinds[column]}, as before; got {value!r:.60}")
         found.append(dict(row))
-    return found
+    columns = dict.fromkeys(column for row in found for column in row)
+    return [{column: row.get(column) for column in columns} for row in found]  # what a row does not say is None
 
 
 def _kind(value: Any) -> str | None:
