@@ -72,10 +72,11 @@ def typed(folder, name, out, more):
 
 def worker(folder):
     PartialState(cpu=True)
-    for name in COMMANDS:
+    names = json.loads((folder / "names.json").read_text())
+    for name in names:
         typed(folder, name, f"{name}, plain", {})
     sharded.sharding_on_cpu()
-    for name in COMMANDS:
+    for name in names:
         typed(folder, name, f"{name}, sharded", SHARDS)
         assert AcceleratorState().distributed_type == DistributedType.FSDP
     torch.distributed.barrier()
@@ -88,7 +89,13 @@ def saved(out):
     return summary, load_file(file)
 
 
-def test_two_processes(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "names",
+    [["train", "prefer"], pytest.param(["no looks", "an adapter", "TRL's loss"], marks=pytest.mark.slow)],
+    ids=" and ".join,
+)
+def test_two_processes(tmp_path, monkeypatch, names):
+    (tmp_path / "names.json").write_text(json.dumps(names))
     monkeypatch.setenv("ADPO_CACHE", str(tmp_path / "cache"))
     make_model(WarmUp(hidden=16, layers=1)).save_pretrained(tmp_path / "model")
     make_tokenizer().save_pretrained(tmp_path / "model")
@@ -96,7 +103,7 @@ def test_two_processes(tmp_path, monkeypatch):
     (tmp_path / "lists.jsonl").write_text("".join(json.dumps(row) + "\n" for row in graded(count=61)))
     done = two_processes.run(__file__, tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
-    for name in COMMANDS:
+    for name in names:
         (expected, plain), (found, whole) = (saved(tmp_path / f"{name}, {kind}") for kind in ("plain", "sharded"))
         assert whole.keys() == plain.keys(), name
         for key, value in plain.items():
