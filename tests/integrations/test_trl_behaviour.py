@@ -291,12 +291,16 @@ def test_training_stops_at_the_kl_budget_and_keeps_the_model(tmp_path, caplog, m
     assert (tmp_path / f"checkpoint-{len(distances)}" / "model.safetensors").exists()
 
 
-def test_the_kl_budget_is_in_nats_a_completion(tmp_path, monkeypatch):
-    """Also where the loss looks at the mean over tokens."""
+@pytest.mark.parametrize("tools", [False, True])
+def test_the_kl_budget_is_in_nats_a_completion(tmp_path, monkeypatch, tools):
+    """Also where the loss looks at the mean over tokens, and where tools have written some of them."""
     seen = []
 
     class Watching(online.Fixed):
         def _watch_budget(self, batch, start):
+            if tools:
+                batch["tool_mask"] = batch["completion_mask"].clone()
+                batch["tool_mask"][:, ::2] = 0
             super()._watch_budget(batch, start)
             reduction, self.args.logp_reduction = self.args.logp_reduction, "sum"
             rows = kept(batch)

@@ -160,9 +160,8 @@ class Rollouts(Scoring):
             rows = kept(batch)
             moved = self._scored(self.model, rows) - start.logp(lambda _: self._scored(self.model, rows))
             if self.args.logp_reduction == "mean":
-                moved = moved * (rows["completion_mask"] * rows.get("tool_mask", 1)).sum(
-                    1
-                )  # nats a completion, whatever the loss looks at
+                scored = rows["completion_mask"] * rows.get("tool_mask", 1)
+                moved = moved * scored.sum(1)  # nats a completion, whatever the loss looks at
             member = batch["member"]
             sums = torch.stack([moved[member].sum(), member.sum().to(moved)])
             total, count = self.accelerator.reduce(sums, reduction="sum").tolist()
