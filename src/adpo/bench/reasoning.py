@@ -1,7 +1,7 @@
 """What a trial of `adpo reproduce reasoning --preset paper` takes, before anyone has its weights.
 
-A model of the shape of Qwen3-1.7B, its weights random. It never ends a completion, so that every one is as long as
-may be: this is the most that a rollout takes, in time and in memory.
+A model of the shape of Qwen3-1.7B, its weights random. It hardly ever ends a completion, so that they are as long
+as may be: this is the most that a rollout takes, in time and in memory.
 """
 
 from __future__ import annotations
@@ -21,21 +21,10 @@ from adpo.experiments.reasoning.starts import Start
 from adpo.experiments.reasoning.trial import carried_out
 from adpo.lm.tasks import Problem
 from adpo.training.data import row_of
+from adpo.training.memory import KNOWN
 from adpo.training.models import quiet
 
-QWEN3 = {
-    "vocab_size": 151_936,
-    "hidden_size": 2048,
-    "intermediate_size": 6144,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "max_position_embeddings": 40_960,
-    "rope_theta": 1e6,
-    "tie_word_embeddings": True,
-}
-"""Of Qwen3-1.7B."""
+QWEN3 = {name: value for name, value in KNOWN[PRESETS["paper"].start].items() if name != "model_type"}
 SMALL = QWEN3 | {"vocab_size": 512, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
 SMALL |= {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
 METHOD = "ADPO Plackett-Luce"  # the paper's

@@ -76,9 +76,8 @@ def _alpha(
     log_w = log_q if a >= 0.5 else log_p
     # Where the target has none, nothing that is left out may overflow: 0 times infinity would be the gradient.
     log_product = torch.where(has_mass, a * log_q + (1 - a) * log_p, 0.0)
-    gap = torch.where(
-        has_mass, (a - 1 if a >= 0.5 else a) * (log_q - log_p), 0.0
-    )  # log_product - log_w, unrounded
+    share = a - 1 if a >= 0.5 else a
+    gap = torch.where(has_mass, share * (log_q - log_p), 0.0)  # log_product - log_w, without its rounding
     near = gap.abs() < 1
     excess = torch.where(
         near, log_w.exp() * torch.expm1(torch.where(near, gap, 0.0)), log_product.exp() - log_w.exp()

@@ -35,15 +35,9 @@ def tables(results: dict[str, Any]) -> list[Lines]:
 def _study(results: dict[str, Any], study: str, title: str) -> Lines:
     exams = results["exams"]
     k = next(key for key in results["start"]["exams"][exams[0]] if key.startswith("pass_at_"))
+    steps = "steps a batch" if study.startswith("stale") else "steps a rollout"  # of which one may have several
     columns = (
-        *(
-            "method",
-            "rate",
-            "steps a batch" if study.startswith("stale") else "steps a rollout",
-            "seeds",
-            "collapsed",
-        ),
-        "watched: greedy",
+        *("method", "rate", steps, "seeds", "collapsed", "watched: greedy"),
         *(f"{exam}: greedy" for exam in exams),
         *(f"{exam}: {k.replace('_at_', '@')}" for exam in exams),
         *("reward", "right", "length", "distinct answers", "agreed, wrong", "live", "nats a token", "KL to start"),
