@@ -177,6 +177,16 @@ def reasoning(
     model: Annotated[str | None, typer.Option(help="A folder, a name, or a .gguf file.")] = None,
     adapter: Annotated[str | None, typer.Option(help="LoRA adapter of the start.")] = None,
     data: Annotated[Path | None, typer.Option(help="Folder with the problems.")] = None,
+    known: Annotated[
+        Path | None,
+        typer.Option(help="Runs of an earlier job, a runs.json: what is in it is not run again."),
+    ] = None,
+    studies: Annotated[
+        str | None,
+        typer.Option(
+            help="Some of seeds,inner,range,control,mean,…: what is run beside the choice of rates and settings."
+        ),
+    ] = None,
     warm_up: Annotated[
         bool, typer.Option("--warm-up", help="Make the start instead: an adapter, written to --out.")
     ] = False,
@@ -189,7 +199,8 @@ def reasoning(
 
     watch = _Watch(width=220)
     with watch.bar("reasoning") as done:
-        order = run.Order(out, resume, workers, done, minutes, model, adapter, data)
+        some = None if studies is None else tuple(studies.split(","))
+        order = run.Order(out, resume, workers, done, minutes, model, adapter, data, known, some)
         if warm_up:
             watch.tell(run.warm_up(preset.value, order, epochs))
             return

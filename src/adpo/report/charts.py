@@ -76,8 +76,11 @@ def _geometry(results: dict[str, Any]) -> list[Chart]:
 
 
 def _learning(results: dict[str, Any]) -> list[Chart]:
-    """The paper's Figure 3: accuracy on the way, reward and length; a line for each method, its seeds behind."""
-    runs = [run for run in results["runs"] if run["trial"]["study"] == "seeds"]
+    """The paper's Figure 3: accuracy on the way, reward and length; a line for each method, its seeds behind.
+
+    Of runs that were known from an earlier job no curves are kept.
+    """
+    runs = [run for run in results["runs"] if run["trial"]["study"] == "seeds" and "known" not in run]
     looks: list[Series] = []
     by_rollout: dict[str, list[Series]] = {"right": [], "length": [], "distinct": []}
     for method in dict.fromkeys(run["trial"]["method"] for run in runs):

@@ -11,8 +11,11 @@ from adpo.experiments.pictures import save
 
 
 def draw(results: dict[str, Any], folder: Path) -> None:
-    """Accuracy on watched problems, reward and length by rollouts: a line a method, its seeds thin behind it."""
-    runs = [run for run in results["runs"] if run["trial"]["study"] == "seeds"]
+    """Accuracy on watched problems, reward and length by rollouts: a line a method, its seeds thin behind it.
+
+    Of known runs no curves are kept.
+    """
+    runs = [run for run in results["runs"] if run["trial"]["study"] == "seeds" and "known" not in run]
     if not runs:
         return
     figure, axes = plt.subplots(1, 3, figsize=(15, 4.5))

@@ -35,7 +35,7 @@ class Trial:
 
     @property
     def name(self) -> str:
-        return f"{self.study}-{self.method}-{self.rate:g}-seed{self.seed}-inner{self.inner}{self.changes}"
+        return named(self.study, self.method, self.rate, self.seed, self.inner, self.changes)
 
     @property
     def changes(self) -> str:
@@ -43,6 +43,16 @@ class Trial:
         rewarded = "" if self.reward == "correct" else f", {self.reward} reward"
         sharpened = "" if self.sharpened == 1 else f", logits times {self.sharpened:g}"
         return rewarded + sharpened + "".join(f", {key} {value}" for key, value in self.more)
+
+    def told(self) -> dict[str, Any]:
+        """As results have it."""
+        names = ("study", "method", "rate", "seed", "inner", "reward", "changes")
+        return {**{name: getattr(self, name) for name in names}, "more": dict(self.more)}
+
+
+def named(study: str, method: str, rate: float, seed: int, inner: int, changes: str) -> str:
+    """What a trial is known by, in its job and in lists of runs."""
+    return f"{study}-{method}-{rate:g}-seed{seed}-inner{inner}{changes}"
 
 
 class Choice(NamedTuple):
@@ -126,6 +136,11 @@ class Preset:
         if told["files"] is not None:
             told["files"].pop("named")  # what is read is told apart
         return told if self.chat else {name: value for name, value in told.items() if name != "chat"}
+
+    def studies(self) -> tuple[str, ...]:
+        """All that is run beside the choice of rates and settings."""
+        best = dict.fromkeys(self.methods, Choice(self.rates[0]))
+        return tuple(dict.fromkeys(trial.study for trial in (*self.reported(best), *self.beside(best))))
 
     def choosing(self) -> Iterator[Trial]:
         """One seed for each learning rate and setting."""

@@ -13,8 +13,9 @@ import torch
 from rich.console import Console
 
 from adpo.experiments.cells import Cell, Job, Report
-from adpo.experiments.reasoning import problems, summary, trial, warmup
+from adpo.experiments.reasoning import known, problems, summary, trial, warmup
 from adpo.experiments.reasoning.figures import draw
+from adpo.experiments.reasoning.known import Known
 from adpo.experiments.reasoning.methods import SHORT
 from adpo.experiments.reasoning.problems import Sets
 from adpo.experiments.reasoning.protocol import PRESETS, Preset, Trial
@@ -38,6 +39,8 @@ class Order:
     model: str | None = None  # in place of the preset's
     adapter: str | None = None
     data: Path | None = None  # folder with the problems
+    known: Path | None = None  # runs of an earlier job
+    studies: tuple[str, ...] | None = None  # some of them, beside the choice of rates and settings
 
 
 @dataclass(frozen=True)
@@ -64,17 +67,17 @@ def reproduce(name: str, methods: Sequence[str] | None, seeds: int | None, order
     """Run what is missing; write results, all and as a line for each run, tables and figures."""
     quiet()
     preset = _chosen(name, methods, seeds)
+    if order.studies is not None:
+        _each_once("studies", order.studies, preset.studies())
+    listed = [] if order.known is None else known.read(order.known)
     place = placed(preset, order)
-    description = {
-        "experiment": "reasoning",
-        "preset": name,
-        "weights": place.start.digest(),
-        **preset.described(),
-    }
+    weights = place.start.digest()
+    earlier = Known() if order.known is None else known.taken(listed, order.known, name, weights)
+    description = {"experiment": "reasoning", "preset": name, "weights": weights, **preset.described()}
     description["data"] = _digests(preset, order)
     _ = place.sets  # what cannot be read is complained about before anything is written
     job = Job(order.out, description, order.resume, provenance())
-    work = _Work(job, place, order)
+    work = _Work(job, place, order, earlier)
     start, runs = work.begun(Cell("start", partial(_examined, place), preset.rollouts), preset.choosing())
     if not work.left:  # else a rate may be missing that is better
         runs += work.trials(preset.further(summary.chosen(runs), summary.tried(runs)))
@@ -84,20 +87,22 @@ def reproduce(name: str, methods: Sequence[str] | None, seeds: int | None, order
     if not work.left:
         runs += work.trials(preset.reported(best))
         runs += work.trials(preset.beside(best))
+    said = earlier.against
     results = {
         "preset": name,
-        "provenance": job.provenances(work.ended),
-        "start_digest": place.start.digest(),
+        "provenance": work.provenances(),
+        "start_digest": weights,
         "start": start,
         "best": {method: {"rate": rate, **dict(more)} for method, (rate, more) in best.items()},
         "runs": runs,
         "exams": preset.exams,
         "rows": summary.rows_of(summary.lines_of(runs, start, preset.exams[0]), preset.exams),
         "against": [
-            *(line for exam in (*preset.exams, summary.WATCHED) for line in summary.against(runs, exam)),
-            *summary.against_beside(runs, preset.exams[0]),
+            *(line for exam in (*preset.exams, summary.WATCHED) for line in summary.against(runs, exam, said)),
+            *summary.against_beside(runs, preset.exams[0], said),
         ],
         "not_yet": work.left,
+        "known_elsewhere": [line for line in earlier.lines if line not in work.wanted],
     }
     write_json(order.out / "results.json", results)
     write_json(order.out / "runs.json", summary.listed(results))
@@ -133,13 +138,17 @@ def warm_up(name: str, order: Order, epochs: int) -> str:
 def _chosen(name: str, methods: Sequence[str] | None, seeds: int | None) -> Preset:
     preset = PRESETS[name]
     if methods is not None:
-        unknown = [each for each in methods if each not in SHORT]
-        if unknown:
-            raise ValueError(f"--methods {unknown[0]!r}: expected some of {', '.join(SHORT)}")
-        if len(set(methods)) < len(methods):
-            raise ValueError(f"--methods {','.join(methods)}: expected each once")
+        _each_once("methods", methods, tuple(SHORT))
         preset = replace(preset, methods=tuple(SHORT[each] for each in methods))
     return preset if seeds is None else replace(preset, seeds=seeds)
+
+
+def _each_once(option: str, given: Sequence[str], expected: Sequence[str]) -> None:
+    unknown = [each for each in given if each not in expected]
+    if unknown:
+        raise ValueError(f"--{option} {unknown[0]!r}: expected some of {', '.join(expected)}")
+    if len(set(given)) < len(given):
+        raise ValueError(f"--{option} {','.join(given)}: expected each once")
 
 
 def _start(preset: Preset, order: Order) -> Start:
@@ -170,34 +179,54 @@ def _digests(preset: Preset, order: Order) -> dict[str, str]:
 
 
 class _Work:
-    """Cells, as long as there is time."""
+    """What is known, and cells, as long as there is time."""
 
-    def __init__(self, job: Job, place: Place, order: Order) -> None:
-        self.job, self.place, self.order = job, place, order
+    def __init__(self, job: Job, place: Place, order: Order, earlier: Known) -> None:
+        self.job, self.place, self.order, self.earlier = job, place, order, earlier
         self.end = None if order.minutes is None else time.monotonic() + 60 * order.minutes
         self.ended: list[Cell] = []
         self.left: list[str] = []
+        self.wanted: set[str] = set()
+        self.taken = False  # something from what is known
         self.expected, self.finished = 1.0, 0.0
 
     def begun(self, start: Cell, wanted: Iterable[Trial]) -> tuple[Any, list[dict[str, Any]]]:
         """What the rest is compared with, whatever the time, and the first trials beside it."""
-        found = self.done([start, *self._cells(wanted)])
+        runs = self.trials(wanted, (start,))
         if not self.job.has(start):
             self.job.run([start], lambda _, __: None)
             self.left.remove(start.name)
-            return self.job.result(start), found
-        return found[0], found[1:]
+            self.ended.append(start)
+        return self.job.result(start), runs
 
-    def trials(self, wanted: Iterable[Trial]) -> list[dict[str, Any]]:
-        return self.done(self._cells(wanted))
+    def trials(self, wanted: Iterable[Trial], before: Sequence[Cell] = ()) -> list[dict[str, Any]]:
+        """Those that are there, those that are known, and those that are asked for and that there is time for."""
+        cells = {
+            each: Cell(f"trial-{each.name}", partial(_carried_out, self.place, each), each.rollouts)
+            for each in wanted
+        }
+        self.wanted |= {each.name for each in cells}
+        known = {
+            each: self.earlier.run(each, self.place.preset.exams)
+            for each, cell in cells.items()
+            if each.name in self.earlier.lines and not self.job.has(cell)  # which knows more
+        }
+        self.taken = self.taken or bool(known)
+        mine = {each: cell for each, cell in cells.items() if each not in known}
+        self.done([*before, *(cell for each, cell in mine.items() if self._asked(each) or self.job.has(cell))])
+        found = known | {each: self.job.result(cell) for each, cell in mine.items() if self.job.has(cell)}
+        return [found[each] for each in cells if each in found]
 
-    def _cells(self, wanted: Iterable[Trial]) -> list[Cell]:
-        return [
-            Cell(f"trial-{each.name}", partial(_carried_out, self.place, each), each.rollouts) for each in wanted
-        ]
+    def _asked(self, trial: Trial) -> bool:
+        return self.order.studies is None or trial.study in ("rates", *self.order.studies)
 
-    def done(self, cells: list[Cell]) -> list[dict[str, Any]]:
-        """Results of those that there is time for."""
+    def provenances(self) -> list[dict[str, str]]:
+        """Of what is known, then of what was carried out here."""
+        both = [*(self.earlier.provenance if self.taken else ()), *self.job.provenances(self.ended)]
+        return [each for number, each in enumerate(both) if each not in both[:number]]
+
+    def done(self, cells: list[Cell]) -> None:
+        """As many as there is time for."""
         shares = dict.fromkeys((cell.name for cell in cells), 0.0)
         self.expected += sum(cell.weight for cell in cells)
 
@@ -211,7 +240,6 @@ class _Work:
         self.left += [cell.name for cell in cells if cell not in here]
         self.ended += here
         self.finished += sum(cell.weight for cell in here)
-        return [self.job.result(cell) for cell in here]
 
 
 def _examined(place: Place, report: Report) -> Any:
@@ -229,3 +257,8 @@ def show(results: dict[str, Any], console: Console) -> None:
         console.print(table)
     if results["not_yet"]:
         console.print(f"{len(results['not_yet'])} trials are left: go on with --resume")
+    if results["known_elsewhere"]:
+        count, first = len(results["known_elsewhere"]), results["known_elsewhere"][0]
+        console.print(
+            f"{count} runs of --known are not among those that were looked for, as {first}", markup=False
+        )

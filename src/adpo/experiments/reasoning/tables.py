@@ -91,7 +91,7 @@ def _against(results: dict[str, Any]) -> Lines:
             str(row["seeds"]),
             f"{row['mean']:+.1%} [{row['low']:+.1%}, {row['high']:+.1%}]",
             f"{row['p_holm']:.2g}",
-            row["verdict"],
+            row["verdict"] + ("" if row.get("problems", True) else ", over seeds alone"),
         )
         for row in results["against"]
     ]

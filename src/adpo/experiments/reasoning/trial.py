@@ -59,9 +59,7 @@ def carried_out(trial: Trial, preset: Preset, start: Start, sets: Sets, report: 
         taken = _taken(trained, sets, tokenizer, correct, preset) if trial.study != "rates" else {}
     steps = max(1, trainer.state.global_step)
     return {
-        "trial": {"study": trial.study, "method": trial.method, "rate": trial.rate, "seed": trial.seed}
-        | {"inner": trial.inner, "reward": trial.reward, "changes": trial.changes}
-        | {"more": dict(trial.more)},
+        "trial": trial.told(),
         "stopped": stopped,
         "seconds_per_step": seconds / steps,
         "tokens_per_step": reward.tokens / steps,
