@@ -44,6 +44,11 @@ class Cell:
     weight: float = 1.0  # its share of the job's work, for the progress bar and the order
 
 
+def fingerprint(description: dict[str, Any]) -> str:
+    """What jobs of the same description have in common."""
+    return hashlib.sha256(json.dumps(description).encode()).hexdigest()[:16]
+
+
 class Job:
     """The output folder of a job, its description, and the cells it has finished."""
 
@@ -54,8 +59,7 @@ class Job:
         self.provenance = provenance or {}  # as it was before the first cell was computed
         self.cells = folder / "cells"
         self._timing = folder / "timing.json"
-        text = json.dumps(description)
-        self.fingerprint = hashlib.sha256(text.encode()).hexdigest()[:16]
+        self.fingerprint = fingerprint(description)
         marker = folder / "job.json"
         if folder.exists() and not folder.is_dir():
             raise ValueError(f"--out {folder} is a file; expected a folder")

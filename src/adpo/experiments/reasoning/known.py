@@ -61,13 +61,18 @@ def read(path: Path) -> list[dict[str, Any]]:
     return entries
 
 
-def taken(entries: Sequence[dict[str, Any]], path: Path, preset: str, start: str) -> Known:
-    """The entry of this preset and this start: results of two starts are never merged."""
+def taken(entries: Sequence[dict[str, Any]], path: Path, preset: str, start: str, job: str) -> Known:
+    """The entry of this preset and this start: results of two starts are never merged.
+
+    Nor those of other problems or sizes, as far as the entry tells: ``job`` is their fingerprint.
+    """
     fitting = [entry for entry in entries if (entry["preset"], entry["start_digest"]) == (preset, start)]
     if len(fitting) != 1:
         there = ", ".join(f"{entry['preset']} from {entry['start_digest']}" for entry in entries) or "none"
         raise ValueError(f"--known {path}: expected runs of {preset} from the start {start} once; got {there}")
     entry = fitting[0]
+    if entry.get("job", job) != job:
+        raise ValueError(f"--known {path}: its runs of {preset} are of other problems (--data) or other sizes")
     lines = {_name(line): line for line in entry["runs"]}
     return Known(lines, entry["against"], entry["provenance"])
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from adpo.experiments.cells import Cell, Job, Report
+from adpo.experiments.cells import Cell, Job, Report, fingerprint
 from adpo.experiments.reasoning import known, problems, summary, trial, warmup
 from adpo.experiments.reasoning.figures import draw
 from adpo.experiments.reasoning.known import Known
@@ -72,9 +72,10 @@ def reproduce(name: str, methods: Sequence[str] | None, seeds: int | None, order
     listed = [] if order.known is None else known.read(order.known)
     place = placed(preset, order)
     weights = place.start.digest()
-    earlier = Known() if order.known is None else known.taken(listed, order.known, name, weights)
     description = {"experiment": "reasoning", "preset": name, "weights": weights, **preset.described()}
     description["data"] = _digests(preset, order)
+    same = fingerprint(description)
+    earlier = Known() if order.known is None else known.taken(listed, order.known, name, weights, same)
     _ = place.sets  # what cannot be read is complained about before anything is written
     job = Job(order.out, description, order.resume, provenance())
     work = _Work(job, place, order, earlier)
@@ -92,6 +93,7 @@ def reproduce(name: str, methods: Sequence[str] | None, seeds: int | None, order
         "preset": name,
         "provenance": work.provenances(),
         "start_digest": weights,
+        "job": same,
         "start": start,
         "best": {method: {"rate": rate, **dict(more)} for method, (rate, more) in best.items()},
         "runs": runs,

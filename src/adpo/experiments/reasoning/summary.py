@@ -90,7 +90,7 @@ def collapsed(run: dict[str, Any], start: dict[str, Any], exam: str) -> bool:
 
 def listed(results: dict[str, Any]) -> dict[str, Any]:
     """The results without curves: a line for each run, its answers packed. All tables follow from it."""
-    kept = ("preset", "provenance", "start_digest", "best", "against", "not_yet")
+    kept = ("preset", "provenance", "start_digest", "job", "best", "against", "not_yet")
     start = {name: value for name, value in results["start"].items() if name != "exams"}
     start |= _shares(results["start"]["exams"])
     lines = lines_of(results["runs"], results["start"], results["exams"][0])

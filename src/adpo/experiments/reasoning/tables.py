@@ -23,7 +23,7 @@ STUDIES = {
     "noisy": "a reward that is wrong one time in five",
     "hackable": "a reward that pays wrong answers for their length",
     "stale": "several batches sampled at once, by an older policy; reward to live are those of the last sampling",
-    "stale settings": "4 batches sampled at once, with settings that were not chosen",
+    "stale settings": "several batches sampled at once, with settings that were not chosen",
 }
 
 

@@ -49,7 +49,8 @@ VARIANTS = (
         for batches in (4, 12)
     ),
     *(
-        Variant("stale settings", (("steps_per_generation", 4), (name, value)), methods=(method,))
+        Variant("stale settings", (("steps_per_generation", batches), (name, value)), methods=(method,))
+        for batches in (4, 12)
         for method, name, values in (("ADPO", "tau", (0.3, 1.0)), ("GRPO", "epsilon", (0.2, 0.4)))
         for value in values
     ),
