@@ -12,7 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 from adpo.cli import app
-from adpo.experiments.reasoning import measures, problems, run, starts, summary, trial, warmup
+from adpo.experiments.reasoning import comparisons, measures, problems, run, starts, summary, trial, warmup
 from adpo.experiments.reasoning.methods import METHODS, SHORT
 from adpo.experiments.reasoning.protocol import PRESETS, Choice, Trial
 from adpo.experiments.reasoning.rewards import BONUS, KINDS, Watched
@@ -95,17 +95,17 @@ def test_methods_are_compared_problem_by_problem():
     hard = torch.rand(400, generator=draw) < 0.5
     better = hard | (torch.rand(400, generator=draw) < 0.1)
     said = ["".join(str(int(right)) for right in each) for each in (better, hard)]
-    found = summary.difference([said[0]] * 3, [said[1]] * 3)
+    found = comparisons.difference([said[0]] * 3, [said[1]] * 3)
     assert found.verdict == "ahead"
     assert found.mean == pytest.approx(float((better ^ hard).float().mean()), abs=1e-6)
     assert found.high - found.low < 0.06
-    assert summary.difference([said[1]] * 3, [said[1]] * 3).verdict == "level"
+    assert comparisons.difference([said[1]] * 3, [said[1]] * 3).verdict == "level"
     runs = [seeded("ADPO", seed, "1111") for seed in (1, 2, 3)] + [seeded("GRPO", seed, "0001") for seed in (1, 2)]
-    (only,) = summary.against(runs, "arithmetic")
+    (only,) = comparisons.against(runs, "arithmetic")
     assert (only["ours"], only["other"], only["mean"], only["verdict"]) == ("ADPO", "GRPO", 0.75, "ahead")
     assert only["seeds"] == 2  # those that both have
     runs = [seeded("ADPO", 1, "1111"), seeded("ADPO", 2, "0000"), *(seeded("GRPO", n, "0001") for n in (1, 2))]
-    assert summary.against(runs, "arithmetic")[0]["verdict"] == "level"  # two seeds that say the opposite
+    assert comparisons.against(runs, "arithmetic")[0]["verdict"] == "level"  # two seeds that say the opposite
 
 
 def test_few_seeds_have_wide_intervals():
@@ -113,8 +113,8 @@ def test_few_seeds_have_wide_intervals():
     theirs, ours = ["0" * 300 + "1" * 100] * 3, ["0" * (300 - n) + "1" * (100 + n) for n in (90, 80, 10)]
     runs = [seeded("ADPO", n, right) for n, right in enumerate(ours)]
     runs += [seeded("GRPO", n, right) for n, right in enumerate(theirs)]
-    (found,) = summary.against(runs, "arithmetic")
-    drawn = summary.difference(ours, theirs)
+    (found,) = comparisons.against(runs, "arithmetic")
+    drawn = comparisons.difference(ours, theirs)
     assert drawn.verdict == "ahead"
     assert found["low"] < 0 < drawn.low
     assert found["mean"] == pytest.approx(drawn.mean)
@@ -128,7 +128,7 @@ def test_many_comparisons_are_told_from_few(others, verdict):
     ours = ["1" * (200 + n) + "0" * (200 - n) for n in (10, 30, 20, 5, 25)]
     said = {"ADPO": ours, "GRPO": ["1" * 200 + "0" * 200] * 5, **dict.fromkeys(others, ours)}
     runs = [seeded(method, n, right) for method, rights in said.items() for n, right in enumerate(rights)]
-    found = next(line for line in summary.against(runs, "arithmetic") if line["other"] == "GRPO")
+    found = next(line for line in comparisons.against(runs, "arithmetic") if line["other"] == "GRPO")
     assert found["low"] > 0
     assert found["p"] < 0.05
     assert found["p_holm"] == pytest.approx((1 + len(others)) * found["p"])
@@ -167,7 +167,7 @@ def test_methods_are_compared_in_what_else_was_asked_of_them():
             asked("GRPO", seed, "1111", **hackable),
         ]
     runs += [asked(method, 1, "1111", study="control", reward="random") for method in ("ADPO", "GRPO")]
-    found = summary.against_beside(runs, "arithmetic")  # of one seed nothing is said
+    found = comparisons.against_beside(runs, "arithmetic")  # of one seed nothing is said
     assert [(line["what"], line["mean"], line["verdict"]) for line in found] == [
         ("8 steps a rollout", 1.0, "ahead"),
         ("hackable reward", -0.75, "behind"),

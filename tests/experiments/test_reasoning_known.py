@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from test_reasoning import ended, seeded, small_start, typed
 
 from adpo import cli
-from adpo.experiments.reasoning import run, summary, trial
+from adpo.experiments.reasoning import comparisons, run, summary, trial
 from adpo.experiments.reasoning.answers import packed, unpacked
 from adpo.experiments.reasoning.methods import SHORT
 from adpo.experiments.reasoning.protocol import PRESETS, Choice
@@ -80,15 +80,15 @@ def test_without_the_problems_methods_are_compared_over_seeds():
     ours, theirs, others = (0.7, 0.8, 0.9), (0.5, 0.55, 0.8), (0.7, 0.6, 0.9)
     runs = [known(m, n, share) for m, s in (("ADPO", ours), ("GRPO", theirs)) for n, share in enumerate(s)]
     for exam in ("arithmetic", "watched"):
-        (line,) = summary.against(runs, exam)
+        (line,) = comparisons.against(runs, exam)
         over = paired(ours, theirs)
         assert (line["mean"], line["low"], line["high"]) == (over.mean, over.low, over.high)
         assert (line["p"], line["problems"], line["seeds"]) == (paired_p(ours, theirs), False, 3)
-    assert summary.against([known("ADPO", 1, 0.5), known("GRPO", 1, 0.4)], "arithmetic") == []
+    assert comparisons.against([known("ADPO", 1, 0.5), known("GRPO", 1, 0.4)], "arithmetic") == []
     said = {"exam": "arithmetic", "what": "", "ours": "ADPO", "other": "GRPO"}
     said |= {"seeds": 3, "mean": 0.1, "low": 0.05, "high": 0.15, "p": 0.03, "p_holm": 0.03, "verdict": "ahead"}
     runs += [known("GSPO", n, share) for n, share in enumerate(others)]
-    taken, alone = summary.against(runs, "arithmetic", [said])
+    taken, alone = comparisons.against(runs, "arithmetic", [said])
     assert {**taken, "p_holm": 0.03, "verdict": "ahead"} == said | {"problems": True}
     adjusted = holm([0.03, paired_p(ours, others)])
     assert [taken["p_holm"], alone["p_holm"]] == adjusted
@@ -98,11 +98,11 @@ def test_without_the_problems_methods_are_compared_over_seeds():
     shown = tables({"exams": ["arithmetic"], "start": start, "rows": [], "against": [taken, alone]})
     assert [row[-1] for row in shown[0].rows] == ["level", "level, over seeds alone"]
     for other in ({"exam": "watched"}, {"what": "8 steps a rollout"}, {"ours": "GRPO"}, {"seeds": 4}):
-        assert not summary.against(runs[:6], "arithmetic", [said | other])[0]["problems"]
+        assert not comparisons.against(runs[:6], "arithmetic", [said | other])[0]["problems"]
     new = [seeded("ADPO", 0, "1100"), *runs[1:6]]  # of which that was not said
-    assert not summary.against(new, "arithmetic", [said])[0]["problems"]
+    assert not comparisons.against(new, "arithmetic", [said])[0]["problems"]
     fewer = said | {"seeds": 2, "problems": False}  # not all had been kept then
-    (line,) = summary.against(runs[:6], "arithmetic", [fewer])
+    (line,) = comparisons.against(runs[:6], "arithmetic", [fewer])
     assert (line["seeds"], line["mean"], line["problems"]) == (2, 0.1, False)
 
 

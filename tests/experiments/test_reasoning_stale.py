@@ -9,7 +9,7 @@ pytest.importorskip("trl")
 import torch
 from test_reasoning import seeded, small_start
 
-from adpo.experiments.reasoning import figures, problems, summary, trial
+from adpo.experiments.reasoning import comparisons, figures, problems, summary, trial
 from adpo.experiments.reasoning.protocol import PRESETS, Choice, Trial
 from adpo.experiments.reasoning.rewards import Watched
 from adpo.experiments.reasoning.tables import tables
@@ -38,10 +38,10 @@ def test_the_plan_lists_them():
         assert given["steps_per_generation"] * preset.groups <= problems_there
     others = [each for each in preset.beside(best) if each.study == "stale settings"]
     assert {(each.method, *dict(each.more).values()) for each in others} == {
-        *(("ADPO", tau, 4) for tau in (0.3, 1.0)),
-        *(("GRPO", 0.1, 4, epsilon) for epsilon in (0.2, 0.4)),  # given tau above, which is not its own
+        *(("ADPO", tau, batches) for batches in (4, 12) for tau in (0.3, 1.0)),
+        *(("GRPO", 0.1, batches, epsilon) for batches in (4, 12) for epsilon in (0.2, 0.4)),  # tau is given above
     }
-    assert len(others) == 20
+    assert len(others) == 40
     assert not any(variant.study.startswith("stale") for variant in OF_WORDS)
 
 
@@ -136,7 +136,7 @@ def test_they_are_told_in_words(tmp_path):
         for seed in (1, 2)
         for method, right in (("ADPO", "1111"), ("GRPO", "0001"))
     ]
-    against = summary.against_beside(runs, "arithmetic")
+    against = comparisons.against_beside(runs, "arithmetic")
     assert [(line["what"], line["ours"], line["other"], line["mean"]) for line in against] == [
         ("rollouts of 4 batches", "ADPO", "GRPO", 0.75),
         ("rollouts of 12 batches", "ADPO", "GRPO", 0.75),
@@ -152,3 +152,29 @@ def test_they_are_told_in_words(tmp_path):
     assert {row[1] for row in compared.rows} == {"rollouts of 4 batches", "rollouts of 12 batches"}
     figures.draw(results, tmp_path)  # of the reported runs alone
     assert not list(tmp_path.iterdir())
+
+
+def test_settings_are_chosen_by_watched_problems_and_compared_in_the_exam():
+    """Not by the exam itself; a method of which one setting alone was tried is not among them."""
+
+    def tried(method, study, setting, right, watched):
+        found = [late(method, seed, 4, right, last=0.6) for seed in (1, 2)]
+        for run in found:
+            run["trial"] |= {"study": study, "changes": setting}
+            run["watched"] = watched
+        return found
+
+    runs = [
+        *tried("ADPO", "stale", ", tau 0.1", "1111", "0001"),
+        *tried("ADPO", "stale settings", ", tau 0.3", "0111", "0011"),
+        *tried("GRPO", "stale", ", epsilon 0.1", "0001", "0111"),
+        *tried("GRPO", "stale settings", ", epsilon 0.2", "1111", "0001"),
+        *tried("GSPO", "stale", ", epsilon 0.1", "0000", "1111"),
+    ]
+    found = {
+        line["what"]: line for line in comparisons.against_beside(runs, "arithmetic") if line["other"] == "GRPO"
+    }
+    assert found["rollouts of 4 batches"]["mean"] == 0.75  # those that are best with fresh rollouts
+    assert found["rollouts of 4 batches, settings chosen for them"]["mean"] == 0.5
+    others = {line["other"] for line in comparisons.against_beside(runs, "arithmetic") if "chosen" in line["what"]}
+    assert others == {"GRPO"}

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import re
 
+WATCHED = "watched"
+"""Problems like those of the training, at the last look."""
+RIGHT = "right"
+"""What became of every problem of an exam: 0 or 1 in a run, packed in a line."""
+
 
 def packed(right: str) -> str:
     """The number of problems, and their answers in hexadecimal.

@@ -13,7 +13,8 @@ import torch
 from rich.console import Console
 
 from adpo.experiments.cells import Cell, Job, Report, fingerprint
-from adpo.experiments.reasoning import known, problems, summary, trial, warmup
+from adpo.experiments.reasoning import comparisons, known, problems, summary, trial, warmup
+from adpo.experiments.reasoning.answers import WATCHED
 from adpo.experiments.reasoning.figures import draw
 from adpo.experiments.reasoning.known import Known
 from adpo.experiments.reasoning.methods import SHORT
@@ -100,8 +101,8 @@ def reproduce(name: str, methods: Sequence[str] | None, seeds: int | None, order
         "exams": preset.exams,
         "rows": summary.rows_of(summary.lines_of(runs, start, preset.exams[0]), preset.exams),
         "against": [
-            *(line for exam in (*preset.exams, summary.WATCHED) for line in summary.against(runs, exam, said)),
-            *summary.against_beside(runs, preset.exams[0], said),
+            *(line for exam in (*preset.exams, WATCHED) for line in comparisons.against(runs, exam, said)),
+            *comparisons.against_beside(runs, preset.exams[0], said),
         ],
         "not_yet": work.left,
         "known_elsewhere": [line for line in earlier.lines if line not in work.wanted],
