@@ -174,7 +174,7 @@ def older(listed):
 
 def test_what_is_known_is_not_run_again(tmp_path, computed):
     first, _ = job(tmp_path / "one")
-    assert len(computed) == len(first["runs"]) == 6 + 4 + 4 + 4 + 1  # rates, seeds, inner, control, mean
+    assert len(computed) == len(first["runs"]) == 6 + 4 + 4 + 4 + 2  # rates, seeds, inner, control, mean
     computed.clear()
     several = written(
         tmp_path / "several.json", [{**first, "preset": "gpu"}, first, {**first, "start_digest": "other"}]

@@ -114,7 +114,7 @@ class Preset:
     controls: tuple[str, ...] = ()  # rewards that say nothing
     variants: tuple[Variant, ...] = ()
     variant_seeds: int = 3
-    repeats: int = 1  # seeds of the studies of steps on a rollout and of rewards that say nothing
+    repeats: int = 1  # seeds of the studies of steps on a rollout, rewards that say nothing, and means
     temperature: float = 1.0
     level: int = 2  # of the embedded model's arithmetic
     files: Files | None = None  # of other models
@@ -187,8 +187,9 @@ class Preset:
         for seed, method in product(repeats, self.methods):
             base = replace(best[method].trial("control", method, self.rollouts, self.inner), seed=seed)
             yield from (replace(base, reward=reward) for reward in self.controls)
-        for method in (each for each in self.methods if self.inners and METHODS[each].trainer == "adpo"):
-            base = best[method].trial("mean", method, self.rollouts, self.inner)
+        ours = [each for each in self.methods if self.inners and METHODS[each].trainer == "adpo"]
+        for seed, method in product(repeats, ours):
+            base = replace(best[method].trial("mean", method, self.rollouts, self.inner), seed=seed)
             mean = {**dict(base.more), "logp_reduction": "mean", "tau": MEAN_TAU}
             yield replace(base, more=tuple(mean.items()))
 
