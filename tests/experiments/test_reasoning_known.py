@@ -264,7 +264,7 @@ def test_some_studies(tmp_path, computed, monkeypatch):
     first, _ = job(out, "--studies", "inner,mean", "--resume")
     assert len(first["provenance"]) == 2
     assert {name.split("-")[0] for name in computed} == {"rates", "inner", "mean"}
-    assert len(computed) == 6 + 4 + 1
+    assert len(computed) == 6 + 4 + 2
     assert first["not_yet"] == []
     computed.clear()
     left, _ = job(out, "--studies", "control", "--resume", "--minutes", 0)
