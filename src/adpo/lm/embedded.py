@@ -28,7 +28,7 @@ PAD, EOS = 0, 1
 
 @dataclass(frozen=True)
 class WarmUp:
-    """How the model is made and taught; the same values give the same model."""
+    """How the model is made and taught; on one kind of CPU, with as many threads, the same values give the same."""
 
     task: str = "arithmetic"
     level: int = 2
