@@ -28,7 +28,10 @@ PAD, EOS = 0, 1
 
 @dataclass(frozen=True)
 class WarmUp:
-    """How the model is made and taught; on one kind of CPU, with as many threads, the same values give the same."""
+    """How the model is made and taught.
+
+    The same values give the same model, on the same kind of CPU with as many threads.
+    """
 
     task: str = "arithmetic"
     level: int = 2
