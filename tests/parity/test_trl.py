@@ -1,12 +1,7 @@
 """Parity with TRL's own trainers on the same numbers: DPO (sigmoid), GRPO, Dr. GRPO and GSPO."""
 
-import os
-
 import pytest
 import torch
-
-os.environ["HF_HUB_OFFLINE"] = "1"
-
 from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
