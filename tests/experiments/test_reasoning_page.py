@@ -147,3 +147,14 @@ def test_settings_follow_from_the_short_runs():
             first = max(short, key=lambda run: run["chosen_by"])
             settings = "".join(f", {name} {best[name]}" for name in sorted(best) if name != "rate")
             assert (first["rate"], first["changes"]) == (best["rate"], settings)
+
+
+def test_what_is_said_of_the_anchor_and_of_what_is_left():
+    words = KEPT[1]
+    short = [run for run in words["runs"] if run["study"] == "rates" and run["method"].endswith("no anchor")]
+    assert all(run["watched"] < words["start"]["watched"] for run in short)
+    assert len(short) == 14
+    assert "All fourteen short runs without an anchor" in PAGE
+    assert "without the anchor all 14 short runs" in (RESULTS.parents[1] / "README.md").read_text()
+    assert f"({len(words['not_yet'])} trials of the command are left" in PAGE
+    assert KEPT[0]["not_yet"] == []  # of the embedded model everything was run
