@@ -67,8 +67,8 @@ class Choice(NamedTuple):
 
 MEAN_TAU = 0.1
 """Means are smaller than sums, and so is what they differ by."""
-LISTED = ("methods", "seeds", "repeats", "inners", "wider", "controls", "variants", "variant_seeds")
-"""What says which trials there are, and nothing of what a trial is."""
+LISTED = ("methods", "seeds", "repeats", "inners", "wider", "controls", "variants", "variant_seeds", "kept_every")
+"""What says which trials there are and when they are kept, and nothing of what a trial is."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +105,7 @@ class Preset:
     exam_longest: int | None = None  # tokens of a completion in exams, if others than in training
     exam_batch: int = 256
     watch_every: int = 10  # rollouts
+    kept_every: int | None = None  # rollouts; what takes hours goes on from there when it was stopped
     inner: int = 4
     mini_batches: int = 1  # at most, of a rollout; further steps are further passes over it
     compiled: bool = False  # layers and sampling: takes longer than it saves where a run is short
@@ -278,6 +279,7 @@ PRESETS = {
         sampled=250,
         exam_batch=128,
         compiled=True,
+        kept_every=20,
         files=MATH,
         chat=(("enable_thinking", False),),
         warmed=0.0,

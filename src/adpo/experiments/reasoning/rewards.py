@@ -47,6 +47,15 @@ class Watched:
         )
         return list(rewards)
 
+    def state_dict(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        return {"draw": self.draw.getstate(), "rollouts": self.rollouts, "tokens": self.tokens}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        version, words, gauss = state["draw"]
+        self.draw.setstate((version, tuple(words), gauss))
+        self.rollouts, self.tokens = list(state["rollouts"]), state["tokens"]
+
     def _rewards(self, completions: Sequence[Any], outcomes: list[Outcome], right: list[float]) -> list[float]:
         if self.kind == "random":
             return [float(self.draw.random() < 0.5) for _ in right]

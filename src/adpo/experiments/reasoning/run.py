@@ -205,7 +205,9 @@ class _Work:
     def trials(self, wanted: Iterable[Trial], before: Sequence[Cell] = ()) -> list[dict[str, Any]]:
         """Those that are there, those that are known, and those that are asked for and that there is time for."""
         cells = {
-            each: Cell(f"trial-{each.name}", partial(_carried_out, self.place, each), each.rollouts)
+            each: Cell(
+                f"trial-{each.name}", partial(_carried_out, self.place, each, self.job.cells), each.rollouts
+            )
             for each in wanted
         }
         self.wanted |= {each.name for each in cells}
@@ -249,9 +251,10 @@ def _examined(place: Place, report: Report) -> Any:
     return trial.examined(place.start, place.preset, place.sets, report)
 
 
-def _carried_out(place: Place, wanted: Trial, report: Report) -> Any:
+def _carried_out(place: Place, wanted: Trial, cells: Path, report: Report) -> Any:
     quiet()
-    return trial.carried_out(wanted, place.preset, place.start, place.sets, report)
+    unfinished = cells / f"trial-{wanted.name}.unfinished"
+    return trial.carried_out(wanted, place.preset, place.start, place.sets, report, unfinished)
 
 
 def show(results: dict[str, Any], console: Console) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 import time
+from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +21,8 @@ from adpo.experiments.reasoning.problems import Sets
 from adpo.experiments.reasoning.protocol import Preset, Trial
 from adpo.experiments.reasoning.rewards import Watched
 from adpo.experiments.reasoning.starts import Start
+from adpo.experiments.reasoning.unfinished import Noted
+from adpo.integrations import checkpoints
 from adpo.lm.evaluate import Scored
 from adpo.lm.rewards import Correct
 from adpo.training.data import Row, prompt_ids
@@ -40,25 +45,32 @@ TOKENS_PER_PASS = 8_192
 
 
 @cleaned
-def carried_out(trial: Trial, preset: Preset, start: Start, sets: Sets, report: Report) -> dict[str, Any]:
-    """Train, watch, examine."""
+def carried_out(
+    trial: Trial, preset: Preset, start: Start, sets: Sets, report: Report, unfinished: Path | None = None
+) -> dict[str, Any]:
+    """Train, watch, examine.
+
+    In ``unfinished`` a trial that takes hours is kept while it lasts, if its preset says so, and gone on with.
+    """
+    kept = unfinished if preset.kept_every else None
     set_seed(trial.seed)
     model, tokenizer = start.load()
     sharpen(model, trial.sharpened)
-    with Correct() as correct, tempfile.TemporaryDirectory() as folder:
+    with Correct() as correct, nullcontext(kept) if kept else tempfile.TemporaryDirectory() as folder:
         reward = Watched(trial.reward, correct, preset.members, trial.seed)
         method = METHODS[trial.method].trainer
-        config = trainer_config(method, arguments(trial, preset, folder))
+        config = trainer_config(method, arguments(trial, preset, str(folder), keep=kept is not None))
         trainer = made_trainer(method, model, reward, config, sets.train, tokenizer)
+        trainer.run_identity = trial.name
         watch = _Watch(trial, preset, _exam(sets.watched, tokenizer, correct, preset), report)
         trainer.add_callback(watch)
-        began = time.perf_counter()
-        stopped = _trained(trainer)
-        seconds = time.perf_counter() - began - watch.seconds
+        trainer.add_callback(Noted(trainer, {"reward": reward, "watch": watch}))
+        stopped = _trained(trainer, checkpoints.newest(kept) if kept else None)
+        seconds = watch.seconds()
         trained = _copied(trainer.accelerator.unwrap_model(trainer.model), torch.float32)
         taken = _taken(trained, sets, tokenizer, correct, preset) if trial.study != "rates" else {}
     steps = max(1, trainer.state.global_step)
-    return {
+    found = {
         "trial": trial.told(),
         "stopped": stopped,
         "seconds_per_step": seconds / steps,
@@ -71,6 +83,9 @@ def carried_out(trial: Trial, preset: Preset, start: Start, sets: Sets, report: 
         "exams": {name: _told(each) for name, each in taken.items()},
         **(_from_start(trained, trial, start, tokenizer, preset, sets, taken) if taken else {}),
     }
+    if kept:
+        shutil.rmtree(kept)
+    return found
 
 
 @torch.no_grad()
@@ -96,7 +111,7 @@ def examined(start: Start, preset: Preset, sets: Sets, _: Report) -> dict[str, A
     return found
 
 
-def arguments(trial: Trial, preset: Preset, folder: str) -> dict[str, Any]:
+def arguments(trial: Trial, preset: Preset, folder: str, keep: bool = False) -> dict[str, Any]:
     """Of the trainer: the same for all methods, but for what makes the method."""
     mini_batches = min(trial.inner, preset.mini_batches)
     if preset.groups % mini_batches or trial.inner % mini_batches:
@@ -119,7 +134,9 @@ def arguments(trial: Trial, preset: Preset, folder: str) -> dict[str, Any]:
         "max_grad_norm": 1e9,  # their losses are of other sizes: clipping would act on some alone
         "logging_steps": 1,
         "report_to": [],
-        "save_strategy": "no",
+        "save_strategy": "steps" if keep else "no",
+        "save_steps": trial.inner * (preset.kept_every or 1),
+        "save_total_limit": 1,
         "disable_tqdm": True,
         "bf16": on_device,
         "use_cpu": not on_device,
@@ -138,12 +155,12 @@ def recorded(preset: Preset) -> bool:
     return torch.accelerator.is_available() and not preset.compiled
 
 
-def _trained(trainer: Any) -> str | None:
+def _trained(trainer: Any, checkpoint: Path | None) -> str | None:
     """What ended the training before its time, if anything did: a policy that has diverged is a result."""
     from adpo.integrations.guards import TrainingStoppedError
 
     try:
-        trainer.train()
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     except TrainingStoppedError as error:
         if trainer.step_guard.stopped is None:  # not the policy's doing
             raise ValueError(str(error)) from error
@@ -235,10 +252,15 @@ class _Watch(TrainerCallback):  # type: ignore[misc]
         self.trial, self.preset, self.exam, self.report = trial, preset, exam, report
         self.curve: list[tuple[int, float]] = []
         self.right = ""  # what became of every problem at the last look: 0 or 1
-        self.seconds = 0.0
+        self.began, self.before = time.perf_counter(), 0.0
 
-    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:  # noqa: ARG002
-        control.should_save = False  # nothing is kept of a trial, not even of one that is stopped
+    def seconds(self) -> float:
+        """Of training, the looks apart."""
+        return self.before + time.perf_counter() - self.began
+
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        if args.save_strategy == "no":
+            control.should_save = False  # nothing is kept, not even of a trial that is stopped
         rollouts, left = divmod(state.global_step, self.trial.inner)
         if left:
             return
@@ -248,4 +270,11 @@ class _Watch(TrainerCallback):  # type: ignore[misc]
             found = self.exam.greedy(_narrow(model))
             self.curve.append((rollouts, round(found.accuracy().value, 5)))
             self.right = _digits(found)
-            self.seconds += time.perf_counter() - began
+            self.before -= time.perf_counter() - began
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"curve": self.curve, "right": self.right, "seconds": self.seconds()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.curve, self.right = [(rollouts, share) for rollouts, share in state["curve"]], state["right"]
+        self.began, self.before = time.perf_counter(), state["seconds"]

@@ -1,0 +1,53 @@
+"""A trial of hours that was stopped goes on from its last checkpoint, and ends as if nothing had happened."""
+
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("trl")
+
+from test_reasoning import small_start
+
+from adpo.experiments.reasoning import problems, trial
+from adpo.experiments.reasoning.protocol import PRESETS, Trial
+
+SMOKE = PRESETS["smoke"]
+LONG = replace(SMOKE, kept_every=2, watch_every=3)
+"""What is looked at, and what is kept, at other times."""
+
+
+def stopped_at(rollout, of):
+    """What is told of a trial's progress, and a user who stops it there."""
+
+    def report(share):
+        if share >= rollout / of:
+            raise KeyboardInterrupt
+
+    return report
+
+
+@pytest.mark.parametrize("method", ["ADPO", "GRPO"])
+@pytest.mark.parametrize("rollout", [1, 5], ids=["before the first checkpoint", "after two"])
+def test_it_ends_as_if_it_had_not_been_stopped(tmp_path, method, rollout):
+    start, sets = small_start(tmp_path / "model"), problems.generated(SMOKE)
+    wanted = Trial("seeds", method, 3e-4, 1, rollouts=6, inner=2, reward="noisy")
+    whole = trial.carried_out(wanted, SMOKE, start, sets, lambda _: None)
+    unfinished = tmp_path / "cells" / "one.unfinished"
+    with pytest.raises(KeyboardInterrupt):
+        trial.carried_out(wanted, LONG, start, sets, stopped_at(rollout, 6), unfinished)
+    assert [kept.name for kept in unfinished.glob("checkpoint-*")] == ([] if rollout == 1 else ["checkpoint-8"])
+    told = []
+    again = trial.carried_out(wanted, LONG, start, sets, told.append, unfinished)
+    assert told[0] == pytest.approx((1 if rollout == 1 else 5) / 6)  # what is kept is not done again
+    assert not unfinished.exists()
+    assert again["curve"] == [each for each in whole["curve"] if each[0] % LONG.watch_every == 0]
+    for name in ("exams", "rollouts", "logged", "watched", "stopped", "tokens_per_step", "kl_to_start"):
+        assert again[name] == whole[name], name
+    assert again["seconds_per_step"] > 0
+
+
+def test_trials_of_minutes_are_not_kept(tmp_path):
+    start, sets = small_start(tmp_path / "model"), problems.generated(SMOKE)
+    wanted = Trial("rates", "ADPO", 3e-4, 1, rollouts=2, inner=1)
+    trial.carried_out(wanted, SMOKE, start, sets, lambda _: None, tmp_path / "unfinished")
+    assert not (tmp_path / "unfinished").exists()
