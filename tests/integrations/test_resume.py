@@ -74,6 +74,14 @@ RUNS = {
     "fixed, budget": {"anchor": "fixed", "kl_budget": 1e9},
     "lora": {"peft": True, "anchor": "ema"},
     "accumulation": {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "num_iterations": 2},
+    "steps taken back": {
+        "per_device_train_batch_size": 8,
+        "num_iterations": 3,
+        "backtracking": True,
+        "learning_rate": 100.0,
+        "optim": "sgd",
+        "max_grad_norm": 0.0,
+    },
     "grpo": {"trainer": ExactResume, "num_iterations": 2},
     "grpo with a reference": {"trainer": ExactResume, "loss_type": "dr_grpo", "num_iterations": 3},
 }

@@ -55,12 +55,12 @@ def against(
 def against_beside(
     runs: Sequence[dict[str, Any]], exam: str, earlier: Sequence[dict[str, Any]] = ()
 ) -> list[dict[str, Any]]:
-    """The same where other things were asked of them: steps on a rollout, its batches, or what is rewarded."""
+    """The same where other things were asked: steps on a rollout, its batches, rewards, or larger rates."""
     asked: dict[str, dict[str, dict[int, Answers]]] = {}
     for run in runs:
         trial, found = run["trial"], _answers(run, exam)
         ours = trial["more"].get("target", OUR_TARGET) == OUR_TARGET
-        if trial["study"] in ("inner", "control", "noisy", "hackable", "stale") and found and ours:
+        if trial["study"] in ("inner", "control", "noisy", "hackable", "stale", "backtracking") and found and ours:
             asked.setdefault(_asked(trial), {}).setdefault(trial["method"], {})[trial["seed"]] = found
     asked |= _at_their_best(runs, exam)
     lines = [line for what, reported in asked.items() for line in _compared(reported, exam, what, earlier)]
@@ -104,6 +104,8 @@ def _answers(run: dict[str, Any], exam: str) -> Answers | None:
 def _asked(trial: dict[str, Any]) -> str:
     if trial["study"].startswith("stale"):
         return f"rollouts of {trial['more']['steps_per_generation']} batches"
+    if trial["study"] == "backtracking":
+        return f"steps taken back, rate {trial['rate']:g}"
     steps = "1 step" if trial["inner"] == 1 else f"{trial['inner']} steps"
     return f"{steps} a rollout" if trial["study"] == "inner" else f"{trial['reward']} reward"
 

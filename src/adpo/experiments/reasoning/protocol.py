@@ -183,7 +183,9 @@ class Preset:
             for method in (each for each in variant.methods if each in self.methods):
                 base = best[method].trial(variant.study, method, self.rollouts, self.inner)
                 more = {**dict(base.more), **dict(variant.more)}
-                base = replace(base, reward=variant.reward, sharpened=variant.sharpened, more=tuple(more.items()))
+                rate = float(f"{variant.times * base.rate:.3g}")
+                base = replace(base, rate=rate, reward=variant.reward, sharpened=variant.sharpened)
+                base = replace(base, more=tuple(more.items()))
                 yield from (replace(base, seed=seed) for seed in range(1, 1 + self.variant_seeds))
         for seed, method in product(repeats, self.methods):
             base = replace(best[method].trial("control", method, self.rollouts, self.inner), seed=seed)

@@ -12,6 +12,8 @@ from adpo.experiments.statistics import interval
 
 KEYS = ("study", "method", "rate", "inner", "changes")
 """What tells the lines of a table apart."""
+AT_THE_END = ("rate_factor", "steps_undone")
+"""Of what `backtracking` logs."""
 OF_A_RUN = ("entropy", "kl_to_start", "forgetting", "seconds_per_step", "tokens_per_step")
 
 
@@ -98,6 +100,8 @@ def _measured(run: dict[str, Any]) -> dict[str, float]:
     found = {name: float(run[name]) for name in OF_A_RUN if name in run}
     if gradients := sorted(log["grad_norm"] for log in run["logged"] if math.isfinite(log["grad_norm"])):
         found["gradient"] = gradients[len(gradients) // 2]
+    log = run["logged"][-1] if run["logged"] else {}
+    found |= {name: log[f"adpo/{name}"] for name in AT_THE_END if f"adpo/{name}" in log}
     last = run["rollouts"][-max(1, len(run["rollouts"]) // 10) :]
     for name in last[-1] if last else ():
         found[f"last rollouts: {name}"] = sum(float(each[name]) for each in last) / len(last)

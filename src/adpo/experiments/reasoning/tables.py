@@ -8,7 +8,10 @@ from typing import Any
 from adpo.experiments.tables import Lines
 
 LATE = ("reward", "right", "length", "distinct", "agreed_wrong", "live")
-MORE = ("entropy", "kl_to_start", "forgetting", "gradient", "tokens_per_step", "seconds_per_step")
+MORE = (
+    *("entropy", "kl_to_start", "forgetting", "gradient", "tokens_per_step", "seconds_per_step"),
+    *("steps_undone", "rate_factor"),
+)
 STUDIES = {
     "seeds": "each method at its own best learning rate",
     "rates": "learning rates: short runs, one seed",
@@ -22,6 +25,7 @@ STUDIES = {
     "collapsed start": "a start that is sure of everything",
     "noisy": "a reward that is wrong one time in five",
     "hackable": "a reward that pays wrong answers for their length",
+    "backtracking": "steps taken back, at each method's best learning rate and at larger ones",
     "stale": "several batches sampled at once, by an older policy; reward to live are those of the last sampling",
     "stale settings": "several batches sampled at once, with settings that were not chosen",
 }
@@ -41,7 +45,7 @@ def _study(results: dict[str, Any], study: str, title: str) -> Lines:
         *(f"{exam}: greedy" for exam in exams),
         *(f"{exam}: {k.replace('_at_', '@')}" for exam in exams),
         *("reward", "right", "length", "distinct answers", "agreed, wrong", "live", "nats a token", "KL to start"),
-        *("forgetting", "gradient", "tokens a step", "s a step"),
+        *("forgetting", "gradient", "tokens a step", "s a step", "steps taken back", "rate in the end, times"),
         *(("chosen by",) if study == "rates" else ()),
     )
     rows = []

@@ -39,6 +39,8 @@ LOGGED = (
     "adpo/anchor_kl",
     "adpo/log_ratio",
     "adpo/policy_entropy",
+    "adpo/rate_factor",
+    "adpo/steps_undone",
 )
 DISTANCE_PROBLEMS = 64
 TOKENS_PER_PASS = 8_192

@@ -1,4 +1,4 @@
-"""Studies beside the reported runs: other objectives, rewards and starts, and samples of an older policy."""
+"""Studies beside the reported runs: other objectives, rewards, starts and steps, samples of an older policy."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from adpo.experiments.reasoning.methods import Settings
 
 @dataclass(frozen=True)
 class Variant:
-    """Another ADPO, reward, start or age of samples: compared over seeds at what their method is best with."""
+    """Another ADPO, reward, start, step or age of samples: over seeds, at what their method is best with."""
 
     study: str
     more: Settings = ()
     reward: str = "correct"
     sharpened: float = 1.0
     methods: tuple[str, ...] = ("ADPO",)
+    times: float = 1.0  # the method's best learning rate
 
 
 def _one(study: str, **arguments: Any) -> Variant:
@@ -53,6 +54,10 @@ VARIANTS = (
         for batches in (4, 12)
         for method, name, values in (("ADPO", "tau", (0.3, 1.0)), ("GRPO", "epsilon", (0.2, 0.4)))
         for value in values
+    ),
+    *(
+        Variant("backtracking", (("backtracking", True),), methods=("ADPO", "GRPO", "GSPO"), times=times)
+        for times in (1.0, 10.0, 30.0, 100.0)
     ),
 )
 

@@ -15,9 +15,9 @@ from trl import GRPOConfig
 
 from adpo.integrations.forms import ScoringForms
 from adpo.integrations.passes import Passes, one_thread
+from adpo.integrations.trl.backtracking import BacktrackingForm, Stepping
 from adpo.integrations.trl.rows import Rows, trimmed
 from adpo.integrations.trl.sampling import SamplingForm
-from adpo.integrations.trl.scoring import Scoring
 
 MEAN_OF_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")
 """Losses that are a mean over the rows of a micro-batch."""
@@ -26,16 +26,17 @@ SUM_OF_TOKENS = ("dapo", "cispo", "vespo")
 
 
 @dataclass
-class FastGRPOConfig(ScoringForms, SamplingForm, GRPOConfig):  # type: ignore[misc]
+class FastGRPOConfig(BacktrackingForm, ScoringForms, SamplingForm, GRPOConfig):  # type: ignore[misc]
     """TRL's arguments, and the forms of scoring."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_forms()
         self.check_sampling()
+        self.check_backtracking()
 
 
-class FastGRPOTrainer(Scoring):
+class FastGRPOTrainer(Stepping):
     """TRL's `GRPOTrainer` on packed rows; on padded ones it is TRL's, step for step.
 
     With several processes, an entropy bonus, a router's loss or a quantile of entropies, rows are packed inside

@@ -14,6 +14,7 @@ from trl import GRPOConfig
 
 from adpo.integrations.coordinates import Coordinates, choose
 from adpo.integrations.forms import ScoringForms
+from adpo.integrations.trl.backtracking import BacktrackingForm
 from adpo.integrations.trl.sampling import SamplingForm
 
 MEANINGLESS = (
@@ -30,7 +31,7 @@ MEANINGLESS = (
 
 
 @dataclass
-class ADPOConfig(Coordinates, ScoringForms, SamplingForm, GRPOConfig):  # type: ignore[misc]
+class ADPOConfig(Coordinates, BacktrackingForm, ScoringForms, SamplingForm, GRPOConfig):  # type: ignore[misc]
     """Arguments of `ADPOTrainer`; fields that are not listed here mean what they mean in TRL."""
 
     ANCHORS: ClassVar[Sequence[str]] = ("on_policy", "fixed", "ema", "refresh", "none")
@@ -64,6 +65,7 @@ class ADPOConfig(Coordinates, ScoringForms, SamplingForm, GRPOConfig):  # type: 
         self.check_coordinates()
         self.check_forms()
         self.check_sampling()
+        self.check_backtracking()
         choose("tau_confidence", self.tau_confidence, ("answers", "tokens"))
         choose("truncated", self.truncated, ("zero", "mask", "keep"))
         if self.tau_schedule == "auto" and self.anchor != "on_policy":
@@ -75,6 +77,16 @@ class ADPOConfig(Coordinates, ScoringForms, SamplingForm, GRPOConfig):  # type: 
         if self.kl_budget is not None and self.kl_budget <= 0:
             raise ValueError(f"kl_budget must be positive; got {self.kl_budget}")
         self._check_layout()
+
+    def check_backtracking(self) -> None:
+        super().check_backtracking()
+        for name, value, fine in (
+            ("anchor", self.anchor, self.anchor in ("on_policy", "fixed", "none")),
+            ("tau_schedule", self.tau_schedule, self.tau_schedule != "auto"),
+            ("nll_weight", self.nll_weight, not self.nll_weight),
+        ):
+            if self.backtracking and not fine:
+                raise ValueError(f"backtracking does not go with {name} = {value}: choose one of the two")
 
     def _refuse_what_means_nothing(self) -> None:
         if self.beta != 0:

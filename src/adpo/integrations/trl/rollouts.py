@@ -15,8 +15,8 @@ from adpo.anchors import Self
 from adpo.core.temperature import Temperature
 from adpo.integrations.guards import GuardedRewards
 from adpo.integrations.trl import answers
+from adpo.integrations.trl.backtracking import Stepping
 from adpo.integrations.trl.rows import Rows, kept, split
-from adpo.integrations.trl.scoring import Scoring
 
 log = logging.getLogger("adpo")
 
@@ -25,7 +25,7 @@ STOPS = {"stop", "stop_strings", "stop_token_ids"}
 """Arguments of sampling that let completions end by something else than an end token."""
 
 
-class Rollouts(Scoring):
+class Rollouts(Stepping):
     """Rewards, members, temperature and the distance from the start, rollout by rollout."""
 
     answer_of: Callable[[Any], str]

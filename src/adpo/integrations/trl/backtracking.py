@@ -1,0 +1,195 @@
+"""Steps that are taken back: a rollout's own loss says that a step was too long.
+
+All optimizer steps on a rollout have one loss, and each begins by computing it where the one before has led. If
+that is above where the rollout began, the step before went too far: the weights go back to where they were, and
+the learning rate is halved. So it fits itself to what the loss can bear, however large it was set; the line search
+of TRPO, with no pass made for it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import TrainerCallback
+
+from adpo.integrations.passes import SHARDED
+from adpo.integrations.trl.scoring import Scoring
+
+log = logging.getLogger("adpo")
+SLACK = 1e-3
+"""Of the loss, in which rounding is told from a step."""
+RECOVERY = 8
+"""Rollouts without a step taken back in which the rate is doubled again, up to what it was set to."""
+NUMBERS, WEIGHTS = "backtracking.json", "before_step.safetensors"
+
+
+@dataclass
+class BacktrackingForm:
+    """To be mixed into a trainer's own arguments."""
+
+    backtracking: bool = field(
+        default=False,
+        metadata={
+            "help": "Take back a step after which a rollout's loss is above where it began; halve the rate."
+        },
+    )
+
+    def check_backtracking(self) -> None:
+        if not self.backtracking:
+            return
+        args: Any = self
+        if args.num_iterations < 2:
+            raise ValueError(
+                f"backtracking judges a step by the next one on its rollout: make num_iterations at least 2; got "
+                f"{args.num_iterations}"
+            )
+        if args.steps_per_generation != args.gradient_accumulation_steps:
+            raise ValueError(
+                f"backtracking needs optimizer steps on whole rollouts: steps_per_generation = "
+                f"{args.steps_per_generation} and gradient_accumulation_steps = "
+                f"{args.gradient_accumulation_steps} must be equal"
+            )
+        if args.fp16:
+            raise ValueError(
+                "backtracking does not work with fp16, whose scaler owns the optimizer's steps: use bf16"
+            )
+
+
+class Backtracking(TrainerCallback):  # type: ignore[misc]
+    """Judges the step before, and takes it back or lets the next one be made; to be added before other guards.
+
+    The last step on a rollout is judged by nobody. Where one before it was taken back, it is left out.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+        self.loss = torch.zeros((), device=trainer.accelerator.device)  # of the step at hand, so far
+        self.began = math.nan  # the loss where the rollout at hand began
+        self.held = True  # no step on it was taken back
+        self.factor = 1.0  # of the learning rate
+        self.undone = 0
+        self.before: dict[str, Tensor] = {}  # weights before the latest step
+        self._rates: list[Any] = []
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        loss = float(self.trainer.accelerator.reduce(self.loss, reduction="mean"))
+        self.loss = torch.zeros_like(self.loss)
+        position = state.global_step % args.num_iterations
+        if position == 0:
+            self._begin(loss)
+            self._keep()
+        elif math.isfinite(self.began) and not loss <= self.began + SLACK:
+            self._take_back(state.global_step, loss)
+        elif position < args.num_iterations - 1:
+            self._keep()
+        elif not self.held:  # and nobody would judge this one
+            self._leave_out()
+        self._slow_down()
+        self.trainer._note(rate_factor=self.factor)
+        self.trainer._metrics["train"]["adpo/steps_undone"] = [float(self.undone)]  # a count: not to be averaged
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        """The schedule of the rate knows nothing of the factor."""
+        for group, rate in zip(self.trainer.optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = rate
+
+    def _begin(self, loss: float) -> None:
+        if self.held:
+            self.factor = min(1.0, self.factor * 2 ** (1 / RECOVERY))
+        self.began, self.held = loss, True
+
+    @torch.no_grad()
+    def _take_back(self, step: int, loss: float) -> None:
+        for name, value in self.trained():
+            value.copy_(self.before[name])
+        self._leave_out()
+        self.held, self.factor, self.undone = False, self.factor / 2, self.undone + 1
+        log.log(
+            logging.WARNING if self.undone == 1 else logging.INFO,
+            "step %d taken back: the loss of its rollout rose from %.4g to %.4g; learning rate times %.3g now",
+            *(step, self.began, loss, self.factor),
+        )
+
+    def _leave_out(self) -> None:
+        """No step: without gradients the optimizer does nothing."""
+        for _, value in self.trained():
+            value.grad = None
+
+    def _keep(self) -> None:
+        self.before = {name: self._copied(name, value.detach()) for name, value in self.trained()}
+
+    def _copied(self, name: str, value: Tensor) -> Tensor:
+        return self.before[name].copy_(value) if name in self.before else value.clone()
+
+    def _slow_down(self) -> None:
+        groups = self.trainer.optimizer.param_groups
+        self._rates = [group["lr"] for group in groups]
+        for group in groups:
+            group["lr"] = group["lr"] * self.factor
+
+    def trained(self) -> list[tuple[str, nn.Parameter]]:
+        """The weights that the optimizer moves."""
+        policy = self.trainer.accelerator.unwrap_model(self.trainer.model)
+        return [(name, value) for name, value in policy.named_parameters() if value.requires_grad]
+
+    # What a checkpoint keeps.
+
+    def save(self, folder: Path, step: int) -> None:
+        numbers = {name: getattr(self, name) for name in ("factor", "undone", "held", "began")}
+        (folder / NUMBERS).write_text(json.dumps(numbers) + "\n")
+        if self.before and step % self.trainer.args.num_iterations:
+            save_file(self.before, folder / WEIGHTS)
+
+    def load(self, folder: Path) -> None:
+        numbers = json.loads((folder / NUMBERS).read_text())
+        self.factor, self.undone, self.held, self.began = (
+            numbers[name] for name in ("factor", "undone", "held", "began")
+        )
+        if (folder / WEIGHTS).exists():
+            found = load_file(folder / WEIGHTS)
+            self.before = {name: found[name].to(value.device) for name, value in self.trained()}
+
+
+class Stepping(Scoring):
+    """A `GRPOTrainer` whose steps are taken back where its arguments say so."""
+
+    backtracking: Backtracking | None = None
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        if not self.args.backtracking:
+            return
+        if self.accelerator.distributed_type in SHARDED:
+            raise ValueError(
+                "backtracking keeps a copy of the weights, and does not work on sharded parameters yet"
+            )
+        self.backtracking = Backtracking(self)
+        self.add_callback(self.backtracking)
+
+    def training_step(self, *arguments: Any, **options: Any) -> Tensor:
+        loss: Tensor = super().training_step(*arguments, **options)
+        if self.backtracking is not None:
+            self.backtracking.loss += loss.detach()
+        return loss
+
+    def _checkpoint_bytes(self) -> int:
+        copies = self.backtracking.trained() if self.backtracking is not None else ()
+        return super()._checkpoint_bytes() + sum(value.nbytes for _, value in copies)
+
+    def _save_own(self, folder: Path) -> None:
+        super()._save_own(folder)
+        if self.backtracking is not None and self.args.should_save:
+            self.backtracking.save(folder, self.state.global_step)
+
+    def _load_own(self, folder: Path) -> None:
+        super()._load_own(folder)
+        if self.backtracking is not None:
+            self.backtracking.load(folder)

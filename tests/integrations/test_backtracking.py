@@ -1,0 +1,195 @@
+"""Steps after which a rollout's loss is above where it began are taken back, and the learning rate is halved."""
+
+import logging
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import test_trl_online as online
+import tiny_lm
+import torch
+import two_processes
+from datasets import Dataset
+from test_trl_online import trained, weights
+
+from adpo.integrations.trl import ADPOConfig
+from adpo.integrations.trl.baselines import FastGRPOConfig, FastGRPOTrainer
+
+INNER = 4
+WILD = 100.0
+"""A learning rate of plain gradient descent with which any step goes too far."""
+
+
+class Grpo(FastGRPOTrainer):
+    """Completions as those of `online.Fixed`."""
+
+    _generate_single_turn = online.Fixed._generate_single_turn
+
+
+def grpo(folder, steps, **options):
+    arguments = {"output_dir": str(folder), "per_device_train_batch_size": 16, "num_generations": 4}
+    arguments |= {"max_completion_length": 5, "max_steps": steps, "lr_scheduler_type": "constant", "optim": "sgd"}
+    arguments |= {"max_grad_norm": 0.0, "num_iterations": INNER, "shuffle_dataset": False, "use_cpu": True}
+    arguments |= {"bf16": False, "gradient_checkpointing": False, "report_to": "none", "save_strategy": "no"}
+    arguments |= {"disable_tqdm": True, "logging_steps": 1, "loss_type": "grpo", **options}
+    trainer = Grpo(
+        model=tiny_lm.model(),
+        reward_funcs=online.reward,
+        args=FastGRPOConfig(**arguments),
+        train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in online.PROMPTS]),
+        processing_class=tiny_lm.tokenizer(),
+    )
+    trainer.train()
+    return trainer
+
+
+def adpo(folder, steps, size=16, accumulation=1, **options):
+    options = {"num_iterations": INNER, **options}
+    return trained(folder, size, accumulation, steps=steps, **options)
+
+
+TRAINERS = pytest.mark.parametrize("train", [adpo, grpo], ids=["adpo", "grpo"])
+
+
+def logged(trainer, name):
+    return [entry[name] for entry in trainer.state.log_history if name in entry]
+
+
+def same(left, right):
+    return all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+@TRAINERS
+def test_steps_within_reach_are_those_without_it(tmp_path, train):
+    plain, judged = (train(tmp_path, 6, learning_rate=0.01, backtracking=on) for on in (False, True))
+    assert same(weights(judged), weights(plain))
+    assert logged(judged, "adpo/rate_factor") == [1.0] * 6
+    assert logged(judged, "adpo/steps_undone") == [0.0] * 6
+    assert not logged(plain, "adpo/rate_factor")
+
+
+@TRAINERS
+def test_a_step_too_far_is_taken_back_and_the_rate_halved(tmp_path, train, caplog):
+    """The first step is judged by the second pass; the third steps anew, the fourth judges it, and is left out."""
+    begun = list(tiny_lm.model().parameters())
+    options = {"learning_rate": WILD, "backtracking": True}
+    assert not same(weights(train(tmp_path, 1, **options)), begun)  # judged by nobody yet
+    with caplog.at_level(logging.INFO, "adpo"):
+        after_two = train(tmp_path, 2, **options)
+    assert same(weights(after_two), begun)
+    (said,) = [record for record in caplog.records if "taken back" in record.message]
+    assert said.levelno == logging.WARNING
+    assert "learning rate times 0.5 now" in said.message
+    after_four = train(tmp_path, INNER, **options)
+    assert same(weights(after_four), begun)
+    assert logged(after_four, "adpo/rate_factor") == [1.0, 0.5, 0.5, 0.25]
+    assert logged(after_four, "adpo/steps_undone") == [0.0, 1.0, 1.0, 2.0]
+    assert logged(after_four, "learning_rate") == [WILD] * INNER  # the schedule is as it was asked for
+
+
+@TRAINERS
+def test_a_rollout_ends_no_higher_than_it_began(tmp_path, train):
+    """Whatever the rate: of what is kept at the end of it, the loss has been looked at, or it was not moved."""
+    found = train(tmp_path, 10 * INNER, learning_rate=WILD, backtracking=True)
+    losses = logged(found, "adpo/loss_of_groups" if train is adpo else "loss")
+    undone = [0.0, *logged(found, "adpo/steps_undone")]
+    for first in range(0, len(losses), INNER):
+        for place in range(first + 1, first + INNER):
+            taken_back = undone[place + 1] > undone[place]
+            assert taken_back == (losses[place] > losses[first] + 1e-3)
+    assert undone[-1] > 4
+    assert logged(found, "adpo/rate_factor")[-1] < 0.1
+    assert not same(weights(found), list(tiny_lm.model().parameters()))  # it gets somewhere nevertheless
+
+
+def test_the_rate_comes_back(tmp_path, monkeypatch):
+    """Eight rollouts without a step taken back double it."""
+    from adpo.integrations.trl import backtracking
+
+    monkeypatch.setattr(backtracking, "SLACK", -10.0)  # every step goes too far
+    trainer = adpo(tmp_path, 2, learning_rate=1e-4, backtracking=True)
+    judge = trainer.backtracking
+    assert (judge.factor, judge.held) == (0.5, False)
+    factors = []
+    for _ in range(12):
+        judge._begin(1.0)
+        factors.append(judge.factor)
+    assert factors[0] == 0.5  # the rollout before had a step taken back
+    assert factors[8] == pytest.approx(1.0)
+    assert factors[-1] == 1.0
+
+
+def test_weights_that_are_no_numbers_are_healed(tmp_path):
+    """A step so long that nothing can be computed after it."""
+    found = adpo(tmp_path, 3 * INNER, learning_rate=1e30, backtracking=True)
+    assert all(torch.isfinite(value).all() for value in weights(found))
+    assert found.step_guard.refused == 0
+    assert found.backtracking.undone > 0
+
+
+def test_micro_batches_are_judged_together(tmp_path):
+    whole = adpo(tmp_path, 9, learning_rate=3.0, backtracking=True)
+    cut = adpo(tmp_path, 9, size=2, accumulation=8, learning_rate=3.0, backtracking=True)
+    assert whole.backtracking.undone == cut.backtracking.undone > 0
+    for one, other in zip(weights(whole), weights(cut), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
+
+
+def test_of_an_adapter_the_adapter_alone_is_kept(tmp_path, monkeypatch):
+    from peft import LoraConfig
+
+    from adpo.integrations.trl import backtracking
+
+    monkeypatch.setattr(backtracking, "SLACK", -10.0)  # every step goes too far
+
+    lora = LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    found = adpo(tmp_path, 2, learning_rate=1.0, backtracking=True, peft_config=lora)
+    assert found.backtracking.undone == 1
+    assert found.backtracking.before
+    assert all("lora_" in name for name in found.backtracking.before)
+    began = {name: value for name, value in found.model.named_parameters() if "lora_B" in name}
+    assert began
+    assert all((value == 0).all() for value in began.values())  # as they were made
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"num_iterations": 1}, "make num_iterations at least 2; got 1"),
+        ({"steps_per_generation": 2, "gradient_accumulation_steps": 1}, "must be equal"),
+        ({"anchor": "ema"}, "does not go with anchor = ema"),
+        ({"tau_schedule": "auto"}, "does not go with tau_schedule = auto"),
+        ({"nll_weight": 0.1}, r"does not go with nll_weight = 0\.1"),
+    ],
+)
+def test_where_it_cannot_judge_it_is_refused(options, words):
+    arguments = {"output_dir": "unused", "use_cpu": True, "bf16": False, "num_iterations": 2, **options}
+    with pytest.raises(ValueError, match=words):
+        ADPOConfig(backtracking=True, **arguments)
+
+
+def worker(folder):
+    """One of two processes: weights, and what was taken back."""
+    trainer = adpo(folder, 9, size=4, accumulation=2, processes=2, learning_rate=3.0, backtracking=True)
+    assert trainer.accelerator.num_processes == 2
+    rank = trainer.accelerator.process_index
+    torch.save((weights(trainer), trainer.backtracking.undone), folder / f"{rank}.pt")
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+    os._exit(0)  # threads of the process group may still be at work, and end a process that ends slowly
+
+
+def test_two_processes_judge_alike(tmp_path):
+    result = two_processes.run(__file__, tmp_path)
+    assert result.returncode == 0, result.stderr[-2000:]
+    alone = adpo(tmp_path, 9, learning_rate=3.0, backtracking=True)
+    for rank in range(2):
+        found, undone = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
+        assert undone == alone.backtracking.undone > 0
+        for one, other in zip(found, weights(alone), strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
+
+
+if __name__ == "__main__":
+    worker(Path(sys.argv[1]))
