@@ -209,6 +209,30 @@ def test_seeds_that_are_reported_did_not_choose_the_rate():
     assert {each.study for each in everything} == set(STUDIES)
 
 
+def test_steps_are_taken_back_at_the_best_rate_and_at_larger_ones():
+    preset = PRESETS["embedded"]
+    best = {method: Choice(1e-4 if method == "GSPO" else 3e-5, (("tau", 0.1),)) for method in preset.methods}
+    there = [each for each in preset.beside(best) if each.study == "backtracking"]
+    assert {(each.method, each.rate) for each in there} == {
+        *((method, rate) for method in ("ADPO", "GRPO") for rate in (3e-5, 3e-4, 9e-4, 3e-3)),
+        *(("GSPO", rate) for rate in (1e-4, 1e-3, 3e-3, 1e-2)),
+    }
+    assert len(there) == 3 * 4 * preset.variant_seeds
+    assert all(each.more == (("tau", 0.1), ("backtracking", True)) for each in there)
+    given = trial.arguments(there[0], preset, "folder")
+    assert (given["backtracking"], given["num_iterations"]) == (True, 4)
+
+
+def test_what_was_taken_back_is_told_of_a_run():
+    run = {**ended(study="backtracking"), "logged": [{"grad_norm": 1.0, "adpo/steps_undone": 3.0}]}
+    run["trial"]["more"] = {"backtracking": True}
+    run["rollouts"] = [{**run["rollouts"][0], "live": 1.0}]
+    start = {"watched": 0.3, "exams": {"arithmetic": {"greedy": 0.4}}}
+    (line,) = summary.lines_of([run], start, "arithmetic")
+    assert line["measured"]["steps_undone"] == 3.0
+    assert "rate_factor" not in line["measured"]  # not logged
+
+
 def test_rewards_that_say_nothing_are_told_from_what_is_true():
     columns = {"task": ["arithmetic"] * 4, "answer": ["5"] * 4, "completion_ids": [[1]] * 4}
     said = ["5", "6", "what?", "5"]

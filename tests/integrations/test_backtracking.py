@@ -120,6 +120,16 @@ def test_the_rate_comes_back(tmp_path, monkeypatch):
     assert factors[-1] == 1.0
 
 
+def test_the_schedule_of_the_rate_is_left_alone(tmp_path):
+    """Also where it goes on from what the optimizer has, as that of a plateau does."""
+    trainer = adpo(tmp_path, 1, learning_rate=0.5, backtracking=True)
+    trainer.backtracking.factor = 0.25
+    trainer.backtracking._slow_down()
+    assert {group["lr"] for group in trainer.optimizer.param_groups} == {0.125}
+    trainer.backtracking.on_optimizer_step(trainer.args, trainer.state, trainer.control)
+    assert {group["lr"] for group in trainer.optimizer.param_groups} == {0.5}
+
+
 def test_weights_that_are_no_numbers_are_healed(tmp_path):
     """A step so long that nothing can be computed after it."""
     found = adpo(tmp_path, 3 * INNER, learning_rate=1e30, backtracking=True)

@@ -40,7 +40,10 @@ def trained(folder, steps, resume=False, trainer=ADPOTrainer, peft=False, **opti
         "lr_scheduler_type": "constant",
         **options,
     }
-    config = (ADPOConfig if trainer is ADPOTrainer else GRPOConfig)(**arguments)
+    if trainer is ADPOTrainer:  # few completions end by themselves: without their rewards nothing would be learnt
+        config = ADPOConfig(**{"truncated": "keep", **arguments})
+    else:
+        config = GRPOConfig(**arguments)
     lora = None
     if peft:
         from peft import LoraConfig
@@ -91,6 +94,9 @@ RUNS = {
 def test_stopped_at_any_step_and_resumed_is_the_same_run(tmp_path, name):
     whole = trained(tmp_path / "whole", 7, **RUNS[name])
     expected = dict(whole.model.state_dict())
+    assert any(log["grad_norm"] > 0 for log in whole.state.log_history if "grad_norm" in log)
+    if "backtracking" in RUNS[name]:
+        assert whole.backtracking.undone > 1
     for stop in (1, 4, 5, 7):  # in a rollout, at the end of an epoch, in the second epoch, when all is done
         folder = tmp_path / f"cut-{stop}"
         trained(folder, stop, **RUNS[name])

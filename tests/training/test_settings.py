@@ -135,7 +135,9 @@ def test_memory_counts_parameters_exactly_and_without_weights():
     assert parts.generation == pytest.approx(found.generation / 4)
     half = memory.estimate(config, {"model_init_kwargs": {"dtype": "bfloat16"}, "anchor": "ema"})
     assert half.weights == pytest.approx(found.weights / 2)
-    assert half.anchors == pytest.approx(found.weights)  # a float32 shadow
+    assert half.copies == pytest.approx(found.weights)  # a float32 shadow
+    judged = memory.estimate(config, {"anchor": "fixed", "backtracking": True})
+    assert judged.copies == pytest.approx(2 * judged.weights)  # the anchor, and what a step is taken back to
     asked = resolve(read_yaml(EXAMPLES / "qwen2.5_7b_math_adpo.yaml"))
     from adpo.training.models import lora_config
 

@@ -1,5 +1,6 @@
 """`adpo train` and `adpo eval`, typed as a user types them, on a model of a few thousand parameters."""
 
+import itertools
 import json
 import math
 import shutil
@@ -107,6 +108,39 @@ def test_a_run_ends_with_figures_answers_checkpoint_and_summary(train, model):
         of_best = max(group["members"], key=lambda member: member["reward"])["c"]
         assert abs(sum(member["c"] for member in group["members"])) < 1e-6  # a shift of all changes nothing
         assert of_best == min(member["c"] for member in group["members"])  # what is rewarded most is raised most
+
+
+@pytest.mark.parametrize("method", ["adpo", "grpo"])
+def test_a_learning_rate_that_is_far_too_large_is_found_out(train, method, tmp_path):
+    """Every step is judged by the next one on its rollout; the checkpoint knows, and so does the log."""
+    rewards = tmp_path / "rewards.py"
+    rewards.write_text(
+        "def even(completions, **_):\n    return [float(len(set(text)) % 2) for text in completions]\n"
+    )
+    out, _ = train(
+        *(
+            "--reward",
+            f"{rewards}:even",
+            "--method",
+            method,
+            "--backtracking",
+            "true",
+            "--num_iterations",
+            "2",
+            "--max_steps",
+            "8",
+        ),
+        *("--learning_rate", "10", "--lr_scheduler_type", "constant", "--warmup_steps", "0"),
+    )
+    found = [m for m in metrics(out) if "adpo/steps_undone" in m]
+    assert [m["step"] for m in found] == list(range(1, 9))
+    undone = [m["adpo/steps_undone"] for m in found]
+    assert undone[1] == 1.0
+    assert all(later - sooner in (0.0, 1.0) for sooner, later in itertools.pairwise(undone))
+    assert found[-1]["adpo/rate_factor"] < 0.5
+    assert undocumented(out) == set()
+    kept = json.loads((out / "checkpoint-8" / "backtracking.json").read_text())
+    assert (kept["undone"], kept["factor"]) == (undone[-1], found[-1]["adpo/rate_factor"])
 
 
 def test_a_run_that_ends_while_its_folder_is_opened_can_be_resumed(train, tmp_path, monkeypatch):
@@ -309,6 +343,9 @@ def test_an_interrupted_run_goes_on_where_it_stopped(train, typed, model, tmp_pa
             "accelerator_config nofile cannot be read: No such file or directory",
         ),
         (["--model_init_kwargs", "foo"], "model_init_kwargs must be a mapping; got 'foo'"),
+        (["--backtracking", "true"], "make num_iterations at least 2; got 1"),
+        (["--backtracking", "true", "--method", "grpo"], "make num_iterations at least 2; got 1"),
+        (["--backtracking", "true", "--num_iterations", "2", "--anchor", "ema"], "does not go with anchor = ema"),
         (["--dry-run", "--reward", "mine.py:f"], "mine.py is not a file"),
         (["--dry-run", "--data", "no.jsonl"], "no.jsonl is not a file"),
         (["--max_completion_length", "500"], "no prompt leaves room for 500 tokens in the model's context of 128"),

@@ -89,7 +89,7 @@ def _dry_run(order: Ordered[Asked], display: Display) -> None:
         display.say("model: embedded, some 600,000 parameters; runs in a few hundred MB of memory")
         return
     found = memory.estimate(memory.model_config(asked.run.model), given, lora_config(asked.run))
-    parts = ("weights", "gradients", "optimizer", "anchors", "activations", "generation")
+    parts = ("weights", "gradients", "optimizer", "copies", "activations", "generation")
     shares = ", ".join(f"{part} {getattr(found, part):.1f}" for part in parts)
     display.say(
         f"{found.parameters / 1e9:.2f} billion parameters, {found.trainable / 1e9:.3f} of them trained. On one "

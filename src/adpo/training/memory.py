@@ -48,7 +48,7 @@ class Memory:
     weights: float
     gradients: float
     optimizer: float
-    anchors: float
+    copies: float  # of the weights: anchors, and what a step is taken back to
     activations: float
     generation: float
 
@@ -56,7 +56,7 @@ class Memory:
     def total(self) -> float:
         """Generation and the backward pass take turns."""
         return (
-            self.weights + self.gradients + self.optimizer + self.anchors + max(self.activations, self.generation)
+            self.weights + self.gradients + self.optimizer + self.copies + max(self.activations, self.generation)
         )
 
 
@@ -105,6 +105,8 @@ def estimate(config: Any, arguments: Mapping[str, Any], lora: Any = None, prompt
     at_once = min(at_once, arguments.get("sampling_rows") or at_once)
     cache = 2 * layers * heads * size * tokens * at_once * activation
     anchors = {"ema": 4 * trainable, "fixed": width * trainable, "refresh": width * trainable}
+    copies = anchors.get(arguments.get("anchor", "on_policy"), 0)
+    copies += width * trainable if arguments.get("backtracking") else 0
     gib = 1024**3
     return Memory(
         parameters,
@@ -112,7 +114,7 @@ def estimate(config: Any, arguments: Mapping[str, Any], lora: Any = None, prompt
         weights=parameters * width / gib,
         gradients=trainable * width / gib,
         optimizer=2 * trainable * width / gib,
-        anchors=anchors.get(arguments.get("anchor", "on_policy"), 0) / gib,
+        copies=copies / gib,
         activations=kept / gib,
         generation=cache / gib,
     )

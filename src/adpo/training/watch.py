@@ -20,12 +20,15 @@ from adpo.training.display import Display
 log = logging.getLogger("adpo")
 METRICS, SAMPLES = "metrics.jsonl", "samples.jsonl"
 BEST = "best"
+REFUSED, UNDONE = "refused", "undone"
+"""Counts of steps, shown where there are any."""
 SHOWN = {
     "reward": "reward",
     "adpo/accuracy": "in order",
     "adpo/tau": "tau",
     "adpo/anchor_kl": "KL",
-    "refused_steps": "refused",
+    "refused_steps": REFUSED,
+    "adpo/steps_undone": UNDONE,
 }
 """Metrics on the progress bar, and what they are called there; the KL is that to the anchor."""
 
@@ -71,8 +74,8 @@ class Watch(TrainerCallback):  # type: ignore[misc]
             return
         self._append(METRICS, {"step": state.global_step, **(logs or {})})
         self._figures.update({name: logs[key] for key, name in SHOWN.items() if key in (logs or {})})
-        if not self._figures.get("refused"):
-            self._figures["refused"] = None
+        for count in (REFUSED, UNDONE):
+            self._figures[count] = self._figures.get(count) or None
         self.display.at(state.global_step, self._figures)
 
     def _append(self, name: str, line: dict[str, Any]) -> None:
