@@ -130,8 +130,12 @@ def test_the_schedule_of_the_rate_is_left_alone(tmp_path):
     assert {group["lr"] for group in trainer.optimizer.param_groups} == {0.5}
 
 
-def test_weights_that_are_no_numbers_are_healed(tmp_path):
-    """A step so long that nothing can be computed after it."""
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_weights_that_are_no_numbers_are_healed(tmp_path, monkeypatch, sign):
+    """A step so long that nothing can be computed after it, whichever way the loss seems to go."""
+    graded = online.reward
+    rewards = lambda completions, **_: [sign * value for value in graded(completions)]  # noqa: E731
+    monkeypatch.setattr(online, "reward", rewards)
     found = adpo(tmp_path, 3 * INNER, learning_rate=1e30, backtracking=True)
     assert all(torch.isfinite(value).all() for value in weights(found))
     assert found.step_guard.refused == 0
@@ -177,6 +181,42 @@ def test_where_it_cannot_judge_it_is_refused(options, words):
     arguments = {"output_dir": "unused", "use_cpu": True, "bf16": False, "num_iterations": 2, **options}
     with pytest.raises(ValueError, match=words):
         ADPOConfig(backtracking=True, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"loss_type": "cispo", "epsilon_high": 5.0}, "a loss with loss_type = cispo"),
+        ({"loss_type": "vespo"}, "a loss with loss_type = vespo"),
+        ({"top_entropy_quantile": 0.5}, r"a loss with top_entropy_quantile = 0\.5"),
+        ({"num_iterations": 1}, "make num_iterations at least 2; got 1"),
+    ],
+)
+def test_losses_whose_value_says_nothing_are_refused(options, words):
+    arguments = {"output_dir": "unused", "use_cpu": True, "bf16": False, "num_iterations": 2, **options}
+    with pytest.raises(ValueError, match=words):
+        FastGRPOConfig(backtracking=True, **arguments)
+
+
+def test_dropout_is_refused(tmp_path):
+    from peft import LoraConfig
+
+    lora = {"r": 2, "target_modules": ["q_proj"], "task_type": "CAUSAL_LM", "lora_dropout": 0.3}
+    options = {"backtracking": True, "peft_config": LoraConfig(**lora)}
+    with pytest.raises(ValueError, match="which dropout makes random: set disable_dropout: true"):
+        adpo(tmp_path, 1, disable_dropout=False, **options)
+    adpo(tmp_path, 1, **options)  # where it is off, it is none
+
+
+def test_a_trainer_that_trains_again_knows_its_rollouts(tmp_path):
+    """Its steps are counted from zero, its rollout is the one at hand."""
+    trainer = adpo(tmp_path, 6, learning_rate=0.01, backtracking=True)
+    places, judge = [], trainer.backtracking
+    keep, begin = judge._keep, judge._begin
+    judge._keep = lambda: (places.append("kept"), keep())
+    judge._begin = lambda loss: (places.append("begun"), begin(loss))
+    trainer.train()
+    assert places == ["kept", "begun", "kept", "kept", "kept"]  # the third and fourth step, then a new rollout
 
 
 def worker(folder):

@@ -33,7 +33,10 @@ ONLINE = {
     "--anchor": "ema",
     "--anchor_decay": 0.9,
     "--tau_schedule": "guarded",
+    "--truncated": "keep",
 }
+REWARD = "def even(completions, **_):\n    return [float(len(set(text)) % 2) for text in completions]\n"
+"""An untrained model gets nothing right: with that as its reward nothing would move."""
 OFFLINE = {
     "--max_steps": 25,
     "--per_device_train_batch_size": 4,
@@ -49,10 +52,11 @@ TIMES = {"step_time", "train_runtime", "train_samples_per_second", "train_steps_
 
 @pytest.fixture(scope="module")
 def given(tmp_path_factory):
-    """A small model and a file of lists."""
+    """A small model, a reward and a file of lists."""
     folder = tmp_path_factory.mktemp("given")
     make_model(WarmUp(hidden=16, layers=1)).save_pretrained(folder / "model")
     make_tokenizer().save_pretrained(folder / "model")
+    (folder / "rewards.py").write_text(REWARD)
     lines = (json.dumps(row) for row in graded(count=60))
     (folder / "lists.jsonl").write_text("\n".join(lines) + "\n")
     return folder
@@ -63,7 +67,7 @@ def words(kind, given, out):
     if kind == "offline":
         cache = ["--cache", str(out.parent / "cache")]
         return ["prefer", str(given / "lists.jsonl"), *common, *cache, *flat(OFFLINE)]
-    return ["train", *common, *flat(ONLINE)]
+    return ["train", *common, "--reward", f"{given / 'rewards.py'}:even", *flat(ONLINE)]
 
 
 def flat(options):
@@ -125,6 +129,7 @@ def undisturbed(given, tmp_path_factory):
             started = time.monotonic()
             assert carried_out(words(kind, given, folder / "out"), folder / "log") == 0
             found[kind] = outcome(folder / "out"), time.monotonic() - started
+            assert any(line.get("grad_norm", 0) > 0 for line in found[kind][0]["metrics"])
         return found[kind]
 
     return run

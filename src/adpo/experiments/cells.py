@@ -3,8 +3,8 @@ stopped at any moment and resumed.
 
 A cell is a name and a function that returns something JSON can hold. Finished cells are files under ``cells/``
 of the output folder, with the provenance of the code that computed them, written under a temporary name and
-renamed. Cells may be computed side by side in worker processes; the results depend on the cells alone, wall-clock
-figures are kept apart.
+renamed; what takes hours may have a folder of its own there until it has ended. Cells may be computed side by side
+in worker processes; the results depend on the cells alone, wall-clock figures are kept apart.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import threading
 import time
@@ -93,6 +94,7 @@ class Job:
         for cell in cells:
             if self.has(cell):
                 read_json(self._path(cell))
+                shutil.rmtree(self.unfinished(cell.name), ignore_errors=True)
                 on_progress(cell, 1.0)
             else:
                 missing.append(cell)
@@ -100,6 +102,7 @@ class Job:
         with closing(compute(missing, on_progress, min(workers, len(missing)), prepare, until)) as computed:
             for cell, result, seconds in computed:
                 write_json(self._path(cell), {"provenance": self.provenance, "result": result})
+                shutil.rmtree(self.unfinished(cell.name), ignore_errors=True)
                 self._note_time(cell.name, seconds)
                 on_progress(cell, 1.0)
         return {cell.name: self.result(cell) for cell in cells if until is None or self.has(cell)}
@@ -116,6 +119,10 @@ class Job:
     def has(self, cell: Cell) -> bool:
         """Whether a cell has ended."""
         return self._path(cell).exists()
+
+    def unfinished(self, name: str) -> Path:
+        """A folder for what a cell keeps while it is computed; gone when its result is there."""
+        return self.cells / f"{name}.unfinished"
 
     def result(self, cell: Cell) -> Any:
         """Of a cell that has ended."""

@@ -89,7 +89,7 @@ class SafeCheckpoints:
         if self._earlier_loss is not None:
             self._total_loss_scalar, self._initial_global_step = self._earlier_loss, 0
             self._earlier_loss = None
-        if self._had_ended:
+        if self._had_ended or self.control.should_training_stop:
             self.control.should_training_stop = True
         else:
             super()._run_epoch(*arguments, **options)  # type: ignore[misc]

@@ -19,6 +19,16 @@ class TrainingStoppedError(RuntimeError):
     """Training cannot go on; the message says why, and where the last good checkpoint is."""
 
 
+def gradients_are_finite(trainer: Any) -> bool:
+    """In every process."""
+    accelerator = trainer.accelerator
+    gradients = [_local(p.grad) for p in trainer.model.parameters() if p.grad is not None]
+    bad = torch.zeros((), device=accelerator.device)
+    if gradients:
+        bad += torch.stack([~torch.isfinite(gradient).all() for gradient in gradients]).any().to(bad)
+    return float(accelerator.reduce(bad, reduction="sum")) == 0
+
+
 class RefuseBadSteps(TrainerCallback):  # type: ignore[misc]
     """No optimizer step with a gradient that is not finite: parameters and optimizer stay as they were.
 
@@ -35,16 +45,12 @@ class RefuseBadSteps(TrainerCallback):  # type: ignore[misc]
         accelerator = self.trainer.accelerator
         if accelerator.scaler is not None:
             return
-        parameters = [p for p in self.trainer.model.parameters() if p.grad is not None]
-        bad = torch.zeros((), device=accelerator.device)
-        if parameters:
-            bad += torch.stack([~torch.isfinite(_local(p.grad)).all() for p in parameters]).any().to(bad)
-        if float(accelerator.reduce(bad, reduction="sum")) == 0:
+        if gradients_are_finite(self.trainer):
             self.in_a_row = 0
         else:
             self.refused += 1
             self.in_a_row += 1
-            for parameter in parameters:
+            for parameter in self.trainer.model.parameters():
                 parameter.grad = None
             log.warning(
                 "step %d refused: its gradient is not finite (%d so far, %d in a row)",
@@ -55,6 +61,9 @@ class RefuseBadSteps(TrainerCallback):  # type: ignore[misc]
         self.trainer._metrics["train"]["refused_steps"] = [float(self.refused)]  # a count: not to be averaged
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.stop_if_over(args, state, control)
+
+    def stop_if_over(self, args: Any, state: Any, control: Any) -> None:
         if self.in_a_row >= self.limit and self.stopped is None:
             self.stopped = (
                 f"{self.in_a_row} optimizer steps in a row had a gradient that is not finite; last good "

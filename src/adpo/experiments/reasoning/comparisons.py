@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -57,11 +58,12 @@ def against_beside(
 ) -> list[dict[str, Any]]:
     """The same where other things were asked: steps on a rollout, its batches, rewards, or larger rates."""
     asked: dict[str, dict[str, dict[int, Answers]]] = {}
+    best = {run["trial"]["method"]: run["trial"]["rate"] for run in runs if run["trial"]["study"] == "seeds"}
     for run in runs:
         trial, found = run["trial"], _answers(run, exam)
         ours = trial["more"].get("target", OUR_TARGET) == OUR_TARGET
         if trial["study"] in ("inner", "control", "noisy", "hackable", "stale", "backtracking") and found and ours:
-            asked.setdefault(_asked(trial), {}).setdefault(trial["method"], {})[trial["seed"]] = found
+            asked.setdefault(_asked(trial, best), {}).setdefault(trial["method"], {})[trial["seed"]] = found
     asked |= _at_their_best(runs, exam)
     lines = [line for what, reported in asked.items() for line in _compared(reported, exam, what, earlier)]
     return [line for line in lines if line["seeds"] > 1]
@@ -73,7 +75,7 @@ def _at_their_best(runs: Sequence[dict[str, Any]], exam: str) -> dict[str, dict[
     for run in runs:
         trial = run["trial"]
         if trial["study"] in ("stale", "stale settings"):
-            what = f"{_asked(trial)}, settings chosen for them"
+            what = f"{_asked(trial, {})}, settings chosen for them"
             tried.setdefault(what, {}).setdefault(trial["method"], {}).setdefault(trial["changes"], []).append(run)
     found: dict[str, dict[str, dict[int, Answers]]] = {}
     for what, methods in tried.items():
@@ -101,11 +103,11 @@ def _answers(run: dict[str, Any], exam: str) -> Answers | None:
     return None if share is None else Answers(share, "", True)
 
 
-def _asked(trial: dict[str, Any]) -> str:
+def _asked(trial: dict[str, Any], best: Mapping[str, float]) -> str:
     if trial["study"].startswith("stale"):
         return f"rollouts of {trial['more']['steps_per_generation']} batches"
     if trial["study"] == "backtracking":
-        return f"steps taken back, rate {trial['rate']:g}"
+        return f"steps taken back, {trial['rate'] / best.get(trial['method'], math.nan):.3g} times the rate"
     steps = "1 step" if trial["inner"] == 1 else f"{trial['inner']} steps"
     return f"{steps} a rollout" if trial["study"] == "inner" else f"{trial['reward']} reward"
 

@@ -205,10 +205,8 @@ class _Work:
     def trials(self, wanted: Iterable[Trial], before: Sequence[Cell] = ()) -> list[dict[str, Any]]:
         """Those that are there, those that are known, and those that are asked for and that there is time for."""
         cells = {
-            each: Cell(
-                f"trial-{each.name}", partial(_carried_out, self.place, each, self.job.cells), each.rollouts
-            )
-            for each in wanted
+            each: Cell(name, partial(_carried_out, self.place, each, self.job.unfinished(name)), each.rollouts)
+            for each, name in ((each, f"trial-{each.name}") for each in wanted)
         }
         self.wanted |= {each.name for each in cells}
         known = {
@@ -251,9 +249,8 @@ def _examined(place: Place, report: Report) -> Any:
     return trial.examined(place.start, place.preset, place.sets, report)
 
 
-def _carried_out(place: Place, wanted: Trial, cells: Path, report: Report) -> Any:
+def _carried_out(place: Place, wanted: Trial, unfinished: Path, report: Report) -> Any:
     quiet()
-    unfinished = cells / f"trial-{wanted.name}.unfinished"
     return trial.carried_out(wanted, place.preset, place.start, place.sets, report, unfinished)
 
 

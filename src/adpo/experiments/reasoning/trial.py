@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 import time
 from contextlib import nullcontext
@@ -21,8 +20,8 @@ from adpo.experiments.reasoning.problems import Sets
 from adpo.experiments.reasoning.protocol import Preset, Trial
 from adpo.experiments.reasoning.rewards import Watched
 from adpo.experiments.reasoning.starts import Start
-from adpo.experiments.reasoning.unfinished import Noted
 from adpo.integrations import checkpoints
+from adpo.integrations.notes import Noted
 from adpo.lm.evaluate import Scored
 from adpo.lm.rewards import Correct
 from adpo.training.data import Row, prompt_ids
@@ -52,7 +51,7 @@ def carried_out(
 ) -> dict[str, Any]:
     """Train, watch, examine.
 
-    In ``unfinished`` a trial that takes hours is kept while it lasts, if its preset says so, and gone on with.
+    In ``unfinished`` a trial that takes hours is kept, if its preset says so, and gone on with from there.
     """
     kept = unfinished if preset.kept_every else None
     set_seed(trial.seed)
@@ -66,13 +65,14 @@ def carried_out(
         trainer.run_identity = trial.name
         watch = _Watch(trial, preset, _exam(sets.watched, tokenizer, correct, preset), report)
         trainer.add_callback(watch)
-        trainer.add_callback(Noted(trainer, {"reward": reward, "watch": watch}))
+        trainer.add_callback(Noted(trainer, reward=reward, watch=watch, guard=trainer.step_guard))
+        trainer.add_callback(_StoppedBefore(trainer.step_guard))
         stopped = _trained(trainer, checkpoints.newest(kept) if kept else None)
         seconds = watch.seconds()
         trained = _copied(trainer.accelerator.unwrap_model(trainer.model), torch.float32)
         taken = _taken(trained, sets, tokenizer, correct, preset) if trial.study != "rates" else {}
     steps = max(1, trainer.state.global_step)
-    found = {
+    return {
         "trial": trial.told(),
         "stopped": stopped,
         "seconds_per_step": seconds / steps,
@@ -85,9 +85,6 @@ def carried_out(
         "exams": {name: _told(each) for name, each in taken.items()},
         **(_from_start(trained, trial, start, tokenizer, preset, sets, taken) if taken else {}),
     }
-    if kept:
-        shutil.rmtree(kept)
-    return found
 
 
 @torch.no_grad()
@@ -255,9 +252,10 @@ class _Watch(TrainerCallback):  # type: ignore[misc]
         self.curve: list[tuple[int, float]] = []
         self.right = ""  # what became of every problem at the last look: 0 or 1
         self.began, self.before = time.perf_counter(), 0.0
+        self.step_ended = self.began
 
     def seconds(self) -> float:
-        """Of training, the looks apart."""
+        """Of training, without looks and checkpoints."""
         return self.before + time.perf_counter() - self.began
 
     def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
@@ -273,6 +271,10 @@ class _Watch(TrainerCallback):  # type: ignore[misc]
             self.curve.append((rollouts, round(found.accuracy().value, 5)))
             self.right = _digits(found)
             self.before -= time.perf_counter() - began
+        self.step_ended = time.perf_counter()
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        self.before -= time.perf_counter() - self.step_ended
 
     def state_dict(self) -> dict[str, Any]:
         return {"curve": self.curve, "right": self.right, "seconds": self.seconds()}
@@ -280,3 +282,13 @@ class _Watch(TrainerCallback):  # type: ignore[misc]
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.curve, self.right = [(rollouts, share) for rollouts, share in state["curve"]], state["right"]
         self.began, self.before = time.perf_counter(), state["seconds"]
+
+
+class _StoppedBefore(TrainerCallback):  # type: ignore[misc]
+    """A trial that had been stopped, and was cut off in its exam, is not trained further."""
+
+    def __init__(self, guard: Any) -> None:
+        self.guard = guard
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.guard.stop_if_over(args, state, control)

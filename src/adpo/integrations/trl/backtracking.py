@@ -20,14 +20,18 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
+from adpo.integrations.guards import gradients_are_finite
 from adpo.integrations.passes import SHARDED
 from adpo.integrations.trl.scoring import Scoring
 
 log = logging.getLogger("adpo")
 SLACK = 1e-3
-"""Of the loss, in which rounding is told from a step."""
+"""What a loss may rise by: rounding."""
+LITTLE = 2**-10
+"""Of the learning rate: when so little is left of it, every further halving is a warning."""
 RECOVERY = 8
 """Rollouts without a step taken back in which the rate is doubled again, up to what it was set to."""
+NOT_FP16 = "backtracking does not work with fp16, whose scaler owns the optimizer's steps: use bf16"
 NUMBERS, WEIGHTS = "backtracking.json", "before_step.safetensors"
 
 
@@ -58,9 +62,7 @@ class BacktrackingForm:
                 f"{args.gradient_accumulation_steps} must be equal"
             )
         if args.fp16:
-            raise ValueError(
-                "backtracking does not work with fp16, whose scaler owns the optimizer's steps: use bf16"
-            )
+            raise ValueError(NOT_FP16)
 
 
 class Backtracking(TrainerCallback):  # type: ignore[misc]
@@ -81,14 +83,16 @@ class Backtracking(TrainerCallback):  # type: ignore[misc]
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
         loss = float(self.trainer.accelerator.reduce(self.loss, reduction="mean"))
+        if not gradients_are_finite(self.trainer):
+            loss = math.nan  # log-probabilities that are no numbers are left out of it
         self.loss = torch.zeros_like(self.loss)
-        position = state.global_step % args.num_iterations
-        if position == 0:
+        place = self._place()
+        if place == 1:
             self._begin(loss)
             self._keep()
         elif math.isfinite(self.began) and not loss <= self.began + SLACK:
             self._take_back(state.global_step, loss)
-        elif position < args.num_iterations - 1:
+        elif place < args.num_iterations:
             self._keep()
         elif not self.held:  # and nobody would judge this one
             self._leave_out()
@@ -100,6 +104,14 @@ class Backtracking(TrainerCallback):  # type: ignore[misc]
         """The schedule of the rate knows nothing of the factor."""
         for group, rate in zip(self.trainer.optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        self.loss = torch.zeros_like(self.loss)
+
+    def _place(self) -> int:
+        """Of the latest pass over the rollout at hand, from 1 to ``num_iterations``."""
+        args = self.trainer.args
+        return int((self.trainer._step // args.steps_per_generation - 1) % args.num_iterations + 1)
 
     def _begin(self, loss: float) -> None:
         if self.held:
@@ -113,7 +125,7 @@ class Backtracking(TrainerCallback):  # type: ignore[misc]
         self._leave_out()
         self.held, self.factor, self.undone = False, self.factor / 2, self.undone + 1
         log.log(
-            logging.WARNING if self.undone == 1 else logging.INFO,
+            logging.WARNING if self.undone == 1 or self.factor < LITTLE else logging.INFO,
             "step %d taken back: the loss of its rollout rose from %.4g to %.4g; learning rate times %.3g now",
             *(step, self.began, loss, self.factor),
         )
@@ -142,13 +154,15 @@ class Backtracking(TrainerCallback):  # type: ignore[misc]
 
     # What a checkpoint keeps.
 
-    def save(self, folder: Path, step: int) -> None:
+    def save(self, folder: Path) -> None:
         numbers = {name: getattr(self, name) for name in ("factor", "undone", "held", "began")}
         (folder / NUMBERS).write_text(json.dumps(numbers) + "\n")
-        if self.before and step % self.trainer.args.num_iterations:
-            save_file(self.before, folder / WEIGHTS)
+        if self.before and self._place() < self.trainer.args.num_iterations:
+            save_file({name: value.contiguous() for name, value in self.before.items()}, folder / WEIGHTS)
 
     def load(self, folder: Path) -> None:
+        if not (folder / NUMBERS).exists():
+            raise ValueError(f"{folder} holds no {NUMBERS}: it was trained without backtracking")
         numbers = json.loads((folder / NUMBERS).read_text())
         self.factor, self.undone, self.held, self.began = (
             numbers[name] for name in ("factor", "undone", "held", "began")
@@ -169,8 +183,12 @@ class Stepping(Scoring):
             return
         if self.accelerator.distributed_type in SHARDED:
             raise ValueError(
-                "backtracking keeps a copy of the weights, and does not work on sharded parameters yet"
+                "backtracking keeps a copy of the weights: not on sharded parameters (FSDP, DeepSpeed)"
             )
+        if self.accelerator.scaler is not None:
+            raise ValueError(NOT_FP16)
+        if any(isinstance(module, nn.Dropout) and module.p > 0 for module in self.model.modules()):
+            raise ValueError("backtracking compares losses, which dropout makes random: set disable_dropout: true")
         self.backtracking = Backtracking(self)
         self.add_callback(self.backtracking)
 
@@ -187,7 +205,7 @@ class Stepping(Scoring):
     def _save_own(self, folder: Path) -> None:
         super()._save_own(folder)
         if self.backtracking is not None and self.args.should_save:
-            self.backtracking.save(folder, self.state.global_step)
+            self.backtracking.save(folder)
 
     def _load_own(self, folder: Path) -> None:
         super()._load_own(folder)

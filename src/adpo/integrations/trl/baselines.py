@@ -24,6 +24,9 @@ MEAN_OF_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")
 SUM_OF_TOKENS = ("dapo", "cispo", "vespo")
 """Losses whose normaliser is that of the whole step, whatever the micro-batch."""
 
+DETACHED = ("cispo", "vespo")
+"""Losses whose value is not what their gradient descends: its weights are held fixed."""
+
 
 @dataclass
 class FastGRPOConfig(BacktrackingForm, ScoringForms, SamplingForm, GRPOConfig):  # type: ignore[misc]
@@ -34,6 +37,21 @@ class FastGRPOConfig(BacktrackingForm, ScoringForms, SamplingForm, GRPOConfig): 
         self.check_forms()
         self.check_sampling()
         self.check_backtracking()
+
+    def check_backtracking(self) -> None:
+        """Only losses whose value is that of the same thing at every step on a rollout."""
+        super().check_backtracking()
+        for name, fine in (
+            ("loss_type", self.loss_type not in DETACHED),
+            ("use_adaptive_entropy", not self.use_adaptive_entropy),
+            ("off_policy_mask_threshold", self.off_policy_mask_threshold is None),
+            ("top_entropy_quantile", self.top_entropy_quantile >= 1),
+        ):
+            if self.backtracking and not fine:
+                value = getattr(self, name)
+                raise ValueError(
+                    f"backtracking cannot judge by a loss with {name} = {value}: choose one of the two"
+                )
 
 
 class FastGRPOTrainer(Stepping):
