@@ -89,6 +89,9 @@ def test_an_adapter_on_packed_rows(tmp_path):
     torch.manual_seed(0)
     packs = online.trained(tmp_path / "b", 4, 4, peft_config=adapter, scoring="packed", tokens_per_pass=40)
     assert_alike(packs, plain)
+    torch.manual_seed(0)
+    still = online.trained(tmp_path / "c", 4, 4, peft_config=adapter, learning_rate=0.0)
+    assert any(not torch.equal(a, b) for a, b in zip(online.weights(packs), online.weights(still), strict=True))
 
 
 def test_a_first_step_without_a_member_leaves_the_anchor_to_the_second(tmp_path, monkeypatch):

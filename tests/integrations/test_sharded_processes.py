@@ -39,7 +39,9 @@ def listwise(folder, options, _):
         tiny_lm.model(),
         ListwiseConfig(
             str(folder / "lists"),
-            cache=str(folder / "cache"),
+            cache=str(
+                folder / ("cache of shards" if "fsdp" in options else "cache")
+            ),  # the reference, scored anew
             ddp_backend="gloo",
             **{**lists.COMMON, "per_device_train_batch_size": 2, "max_steps": 3, **options},
         ),

@@ -59,6 +59,7 @@ COMMANDS = {
 
 def typed(folder, name, out, more):
     command, options = COMMANDS[name]
+    os.environ["ADPO_CACHE"] = str(folder / f"cache of {out}")  # the reference is scored anew
     config = folder / f"{out}.json"
     config.write_text(json.dumps({"model": str(folder / "model"), **COMMON, **options, **more}))
     given = (

@@ -75,6 +75,29 @@ def train(typed, model, tmp_path):
     return run
 
 
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    """A reward that an untrained model gets something of. Nothing it says is right: nothing would move."""
+    file = tmp_path_factory.mktemp("rewards") / "rewards.py"
+    file.write_text(
+        "def digits(completions, **_):\n    return [sum(map(str.isdigit, text)) / 4 for text in completions]\n"
+    )
+    return ["--reward", f"{file}:digits"]
+
+
+KEEP = ["--truncated", "keep"]
+"""Hardly a completion of an untrained model ends before the limit."""
+
+
+def learnt(out):
+    return any(line.get("grad_norm", 0) > 0 for line in metrics(out))
+
+
+def moved(weights, model):
+    untrained = load_file(model / "model.safetensors")
+    return any(not torch.equal(weights[name], untrained[name]) for name in untrained)
+
+
 def metrics(out):
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
@@ -103,6 +126,12 @@ def test_a_run_ends_with_figures_answers_checkpoint_and_summary(train, model):
     assert list((out / "runs").rglob("events.*"))  # TensorBoard
     shown = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
     assert [group["step"] for group in shown] == [2, 2, 4, 4]
+
+
+def test_groups_that_are_shown_raise_what_is_rewarded_most(train, digits):
+    out, _ = train("--seed", "3", *KEEP, *digits)
+    shown = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
+    assert any(len({member["reward"] for member in group["members"]}) > 1 for group in shown)
     for group in shown:
         assert any(sign in group["prompt"] for sign in "+-*")
         of_best = max(group["members"], key=lambda member: member["reward"])["c"]
@@ -158,13 +187,15 @@ def test_a_run_that_ends_while_its_folder_is_opened_can_be_resumed(train, tmp_pa
     assert (out / "origin.json").exists()
 
 
-def test_a_run_begins_with_the_weights_of_another(train, tmp_path):
-    first, _ = train("--learning_rate", "1e-2", out=tmp_path / "first")
+def test_a_run_begins_with_the_weights_of_another(train, digits, model, tmp_path):
+    first, _ = train("--learning_rate", "1e-2", *KEEP, *digits, out=tmp_path / "first")
     before = json.loads((first / "summary.json").read_text())["accuracy_after"]
-    second, _ = train("--start", str(first / "best"), "--learning_rate", "0", out=tmp_path / "second")
+    words = ["--start", str(first / "best"), "--learning_rate", "0", *digits]
+    second, _ = train(*words, out=tmp_path / "second")
     assert json.loads((second / "summary.json").read_text())["accuracy_before"] == before
     kept, begun = (load_file(folder / "best" / "model.safetensors") for folder in (second, first))
     assert all(torch.equal(kept[name], begun[name]) for name in begun)
+    assert moved(begun, model)
 
 
 def test_the_bar_knows_how_many_steps_there_will_be(train, monkeypatch):
@@ -191,15 +222,16 @@ RUNS = {
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_runs_a_user_would_type(train, name, model):
-    out, _ = train(*RUNS[name])
+def test_runs_a_user_would_type(train, name, digits):
+    ours = "grpo" not in name and name != "gspo"
+    out, _ = train(*RUNS[name], *digits, *(KEEP if ours else ()))
     summary = json.loads((out / "summary.json").read_text())
     assert summary["steps"] == 4
     assert undocumented(out) == set()
     logs = metrics(out)
     assert all(math.isfinite(m["loss"]) for m in logs if "loss" in m)
-    ours = any(key.startswith("adpo/") for m in logs for key in m)
-    assert ours == ("grpo" not in name and name != "gspo")
+    assert learnt(out)
+    assert ours == any(key.startswith("adpo/") for m in logs for key in m)
     adapter = (out / "best" / "adapter_model.safetensors").exists()
     assert adapter == (name == "lora")
     if name == "ema anchor":
@@ -289,10 +321,11 @@ def test_eval_of_any_model_on_any_data(typed, model, tmp_path):
     assert (code, "is not a folder" in errors) == (2, True)
 
 
-def test_an_interrupted_run_goes_on_where_it_stopped(train, typed, model, tmp_path, monkeypatch):
-    whole, _ = train(out=tmp_path / "whole")
+def test_an_interrupted_run_goes_on_where_it_stopped(train, digits, typed, model, tmp_path, monkeypatch):
+    given = [*digits, *KEEP]
+    whole, _ = train(*given, out=tmp_path / "whole")
     out = tmp_path / "cut"
-    words = ["train", "--model", model, "--out", out, *fast()]
+    words = ["train", "--model", model, "--out", out, *fast(*given)]
     from adpo.training.watch import Watch
 
     def interrupt(self, state):
@@ -310,8 +343,11 @@ def test_an_interrupted_run_goes_on_where_it_stopped(train, typed, model, tmp_pa
     code, _, errors = typed(*words, "--resume")
     assert code == 0, errors
     first, second = (json.loads((folder / "summary.json").read_text()) for folder in (whole, out))
-    assert second["accuracy_before"] == first["accuracy_before"]
-    assert second["steps"] == first["steps"]
+    for name in ("accuracy_before", "accuracy_after", "steps"):
+        assert second[name] == first[name]
+    ended, expected = (load_file(folder / "checkpoint-4" / "model.safetensors") for folder in (out, whole))
+    assert all(torch.equal(ended[name], expected[name]) for name in expected)
+    assert moved(expected, model)
     code, _, errors = typed(*words, "--resume", "--tau", "0.5")
     assert code == 2
     assert "a run with other settings" in errors
@@ -383,11 +419,11 @@ def test_examples_are_valid_without_the_weights(typed, example, tmp_path, monkey
     assert not list(tmp_path.iterdir())
 
 
-def test_eval_compares_two_models_on_the_problems_of_the_run(train, typed, model, tmp_path):
-    out, _ = train()
+def test_eval_compares_two_models_on_the_problems_of_the_run(train, digits, typed, model, tmp_path):
+    out, _ = train(*digits, *KEEP, "--learning_rate", "3e-2")
     file = tmp_path / "figures.json"
     code, said, errors = typed(
-        *("eval", out, "--before", model, "--samples", "4", "--max-new-tokens", "4", "--out", file)
+        *("eval", out, "--before", model, *digits, "--samples", "4", "--max-new-tokens", "4", "--out", file)
     )
     assert code == 0, errors
     assert "20 held-out problems" in said
@@ -395,6 +431,7 @@ def test_eval_compares_two_models_on_the_problems_of_the_run(train, typed, model
         assert words in said
     figures = json.loads(file.read_text())["figures"]
     summary = json.loads((out / "summary.json").read_text())
+    assert summary["accuracy_before"]["value"] != summary["accuracy_after"]["value"]
     assert figures["accuracy, most likely answer"]["before"] == pytest.approx(summary["accuracy_before"])
     assert figures["accuracy, most likely answer"]["after"] == pytest.approx(summary["accuracy_after"])
     for place in (tmp_path / "nowhere", "nowhere", "./nowhere"):
@@ -469,10 +506,11 @@ def test_ctrl_c_from_a_shell_leaves_a_run_that_can_be_resumed(model, tmp_path):
     assert "--resume" in said
 
 
-def test_two_processes_train_and_examine_together(model, tmp_path):
+def test_two_processes_train_and_examine_together(model, digits, tmp_path):
     out = tmp_path / "out"
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "adpo"]
-    words = ["train", "--model", str(model), "--out", str(out), *fast("--per_device_train_batch_size", "6")]
+    given = fast("--per_device_train_batch_size", "6", *digits, *KEEP)
+    words = ["train", "--model", str(model), "--out", str(out), *given]
     result = subprocess.run([*launcher, *words], capture_output=True, text=True, timeout=300, check=False)
     assert result.returncode == 0, result.stderr[-2000:]
     assert result.stdout.count("held out; results in") == 1
@@ -480,6 +518,7 @@ def test_two_processes_train_and_examine_together(model, tmp_path):
     assert summary["steps"] == 4
     assert len(json.loads((out / "before.json").read_text())[0]["texts"]) == 20
     assert [m["step"] for m in metrics(out) if "dev/accuracy" in m] == [2, 4]
+    assert learnt(out)
 
 
 @pytest.mark.slow

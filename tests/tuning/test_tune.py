@@ -236,7 +236,12 @@ def words(tmp_path):
     folder = tmp_path / "model"
     make_model(WarmUp(hidden=32, layers=1)).save_pretrained(folder)
     make_tokenizer().save_pretrained(folder)
-    short = ["--max_steps", 2, "--eval_every", 1, "--per_device_train_batch_size", 8, "--num_generations", 4]
+    rewards = tmp_path / "rewards.py"  # of which an untrained model gets something
+    rewards.write_text(
+        "def digits(completions, **_):\n    return [sum(map(str.isdigit, text)) for text in completions]\n"
+    )
+    short = ["--reward", f"{rewards}:digits", "--truncated", "keep", "--range", "learning_rate=1e-2:1e-1"]
+    short += ["--max_steps", 2, "--eval_every", 1, "--per_device_train_batch_size", 8, "--num_generations", 4]
     short += ["--eval_problems", 4, "--dev_problems", 8, "--train_problems", 40, "--max_completion_length", 4]
     return ["train", "--out", tmp_path / "out", "--model", folder, *short, "--tau_schedule", "hybrid"]
 
@@ -255,6 +260,9 @@ def test_the_command_as_typed(tmp_path, words):
     assert again.output.count("trial-") == 1
     found = json.loads((out / "results.json").read_text())
     assert len(found["trials"]) == 2
+    logs = [path.read_text().splitlines() for path in out.rglob("metrics.jsonl")]
+    assert logs
+    assert all(any(json.loads(line).get("grad_norm", 0) > 0 for line in lines) for lines in logs)
     assert set(found["trials"][0]["values"]) == {
         "learning_rate",
         "tau",
