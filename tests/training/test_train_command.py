@@ -170,6 +170,9 @@ def test_a_learning_rate_that_is_far_too_large_is_found_out(train, method, tmp_p
     assert undocumented(out) == set()
     kept = json.loads((out / "checkpoint-8" / "backtracking.json").read_text())
     assert (kept["undone"], kept["factor"]) == (undone[-1], found[-1]["adpo/rate_factor"])
+    if method == "grpo":  # ADPO keeps its guard's beside its temperature
+        notes = json.loads((out / "checkpoint-8" / "notes.json").read_text())["notes"]
+        assert notes["parts"] == {"guard": {"refused": 0, "in_a_row": 0}}
 
 
 def test_a_run_that_ends_while_its_folder_is_opened_can_be_resumed(train, tmp_path, monkeypatch):

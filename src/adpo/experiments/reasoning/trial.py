@@ -261,6 +261,7 @@ class _Watch(TrainerCallback):  # type: ignore[misc]
     def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         if args.save_strategy == "no":
             control.should_save = False  # nothing is kept, not even of a trial that is stopped
+        self.step_ended = time.perf_counter()
         rollouts, left = divmod(state.global_step, self.trial.inner)
         if left:
             return
@@ -270,8 +271,8 @@ class _Watch(TrainerCallback):  # type: ignore[misc]
             found = self.exam.greedy(_narrow(model))
             self.curve.append((rollouts, round(found.accuracy().value, 5)))
             self.right = _digits(found)
-            self.before -= time.perf_counter() - began
-        self.step_ended = time.perf_counter()
+            self.step_ended = time.perf_counter()
+            self.before -= self.step_ended - began
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
         self.before -= time.perf_counter() - self.step_ended
