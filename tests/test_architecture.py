@@ -156,6 +156,8 @@ MAY_USE = {  # besides torch: few, named files
     "integrations/guards.py": {"transformers"},
     "integrations/checkpoints.py": {"safetensors"},
     "integrations/epochs.py": {"transformers"},
+    "integrations/notes.py": {"transformers"},
+    "integrations/trl/backtracking.py": {"safetensors", "transformers"},
     "integrations/trl/resume.py": {"safetensors", "trl"},
     "integrations/verl/data.py": {"pyarrow"},
     "integrations/verl/settings.py": {"verl"},
