@@ -65,9 +65,10 @@ class Choice(NamedTuple):
         return Trial(study, method, self.rate, 1, rollouts, inner, more=self.more)
 
 
-MEAN_TAU = 0.1
-"""Means are smaller than sums, and so is what they differ by."""
-LISTED = ("methods", "seeds", "repeats", "inners", "wider", "controls", "variants", "variant_seeds", "kept_every")
+LISTED = (
+    *("methods", "seeds", "repeats", "inners", "wider", "controls", "variants", "variant_seeds"),
+    *("mean_tau", "alone", "kept_every"),
+)
 """What says which trials there are and when they are kept, and nothing of what a trial is."""
 
 
@@ -115,6 +116,8 @@ class Preset:
     controls: tuple[str, ...] = ()  # rewards that say nothing
     variants: tuple[Variant, ...] = ()
     variant_seeds: int = 3
+    mean_tau: float = 0.1  # means are smaller than sums, and so is what they differ by
+    alone: tuple[str, ...] = ()  # methods whose reported runs are all that is run of them
     repeats: int = 1  # seeds of the studies of steps on a rollout, rewards that say nothing, and means
     temperature: float = 1.0
     level: int = 2  # of the embedded model's arithmetic
@@ -172,28 +175,28 @@ class Preset:
 
     def beside(self, best: dict[str, Choice]) -> Iterator[Trial]:
         """Other numbers of steps on a rollout, larger rates, variants, rewards that say nothing, and means."""
-        repeats = range(1, 1 + self.repeats)
-        for seed, method in product(repeats, self.methods):
+        repeats, methods = range(1, 1 + self.repeats), [each for each in self.methods if each not in self.alone]
+        for seed, method in product(repeats, methods):
             base = replace(best[method].trial("inner", method, self.rollouts, self.inner), seed=seed)
             yield from (replace(base, inner=inner) for inner in self.inners if inner != self.inner)
-        for factor, method, seed in product(self.wider, self.methods, (1, 2)):
+        for factor, method, seed in product(self.wider, methods, (1, 2)):
             base = best[method].trial("range", method, self.rollouts, self.inner)
             yield replace(base, rate=float(f"{factor * base.rate:.3g}"), seed=seed)
         for variant in self.variants:
-            for method in (each for each in variant.methods if each in self.methods):
+            for method in (each for each in variant.methods if each in methods):
                 base = best[method].trial(variant.study, method, self.rollouts, self.inner)
                 more = {**dict(base.more), **dict(variant.more)}
                 rate = float(f"{variant.times * base.rate:.3g}")
                 base = replace(base, rate=rate, reward=variant.reward, sharpened=variant.sharpened)
                 base = replace(base, more=tuple(more.items()))
                 yield from (replace(base, seed=seed) for seed in range(1, 1 + self.variant_seeds))
-        for seed, method in product(repeats, self.methods):
+        for seed, method in product(repeats, methods):
             base = replace(best[method].trial("control", method, self.rollouts, self.inner), seed=seed)
             yield from (replace(base, reward=reward) for reward in self.controls)
-        ours = [each for each in self.methods if self.inners and METHODS[each].trainer == "adpo"]
+        ours = [each for each in methods if self.inners and METHODS[each].trainer == "adpo"]
         for seed, method in product(repeats, ours):
             base = replace(best[method].trial("mean", method, self.rollouts, self.inner), seed=seed)
-            mean = {**dict(base.more), "logp_reduction": "mean", "tau": MEAN_TAU}
+            mean = {**dict(base.more), "logp_reduction": "mean", "tau": self.mean_tau}
             yield replace(base, more=tuple(mean.items()))
 
 
@@ -264,6 +267,8 @@ PRESETS = {
         wider=(3.0, 10.0),
         controls=("random",),
         variants=OF_WORDS,
+        mean_tau=0.015,  # the best of the sums, over some twenty tokens of a completion
+        alone=("Boltzmann, no anchor", "Plackett-Luce, no anchor", "Dr. GRPO"),
         repeats=3,
     ),
     "paper": Preset(

@@ -65,5 +65,9 @@ VARIANTS = (
 OF_WORDS = (
     Variant("hackable", reward="hackable", methods=("ADPO", "GRPO", "GSPO")),
     Variant("noisy", reward="noisy", methods=("ADPO", "GRPO", "GSPO")),
+    *(
+        Variant("backtracking", (("backtracking", True),), methods=("ADPO", "GRPO", "GSPO"), times=times)
+        for times in (10.0, 3.0)
+    ),
 )
 """Where GPU time is scarce."""
