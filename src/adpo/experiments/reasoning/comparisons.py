@@ -70,13 +70,18 @@ def against_beside(
 
 
 def _at_their_best(runs: Sequence[dict[str, Any]], exam: str) -> dict[str, dict[str, dict[int, Answers]]]:
-    """Methods of which several settings were tried with old samples, at that with most watched problems right."""
+    """Methods of which several settings were tried over seeds, at that with most watched problems right."""
+    further = {(run["trial"]["method"], run["trial"]["seed"]) for run in runs if run["trial"]["study"] == "beyond"}
     tried: dict[str, dict[str, dict[str, list[dict[str, Any]]]]] = {}
     for run in runs:
         trial = run["trial"]
         if trial["study"] in ("stale", "stale settings"):
             what = f"{_asked(trial, {})}, settings chosen for them"
-            tried.setdefault(what, {}).setdefault(trial["method"], {}).setdefault(trial["changes"], []).append(run)
+        elif trial["study"] in ("seeds", "beyond") and (trial["method"], trial["seed"]) in further:
+            what = "a setting further"
+        else:
+            continue
+        tried.setdefault(what, {}).setdefault(trial["method"], {}).setdefault(trial["changes"], []).append(run)
     found: dict[str, dict[str, dict[int, Answers]]] = {}
     for what, methods in tried.items():
         for method, settings in methods.items():

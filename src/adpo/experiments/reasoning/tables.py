@@ -22,6 +22,7 @@ STUDIES = {
     "targets": "targets",
     "divergences": "divergences",
     "temperatures": "temperatures",
+    "beyond": "a setting beyond the first or the last that there was to choose from",
     "collapsed start": "a start that is sure of everything",
     "noisy": "a reward that is wrong one time in five",
     "hackable": "a reward that pays wrong answers for their length",

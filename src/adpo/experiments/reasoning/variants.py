@@ -59,7 +59,12 @@ VARIANTS = (
         Variant("backtracking", (("backtracking", True),), methods=("ADPO", "GRPO", "GSPO"), times=times)
         for times in (1.0, 10.0, 30.0, 100.0)
     ),
+    Variant("beyond", (("tau", 0.03),), methods=("ADPO", "ADPO Plackett-Luce")),
+    Variant("beyond", (("tau", 3.0),), methods=("Boltzmann, no anchor", "Plackett-Luce, no anchor")),
+    Variant("beyond", (("epsilon", 0.05),), methods=("GRPO", "Dr. GRPO")),
+    Variant("beyond", (("epsilon", 1e-4), ("epsilon_high", 1.3e-4)), methods=("GSPO",)),
 )
+"""Beyond: every method is at its best with the first or the last of the settings it has to choose from."""
 
 
 OF_WORDS = (
