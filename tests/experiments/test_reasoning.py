@@ -1,6 +1,7 @@
 """The experiment with a language model: what it counts, what it keeps apart, and the command as typed."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -305,6 +306,18 @@ def test_a_start_is_known_by_its_weights(tmp_path):
         next(model.parameters()).add_(1.0)
     model.save_pretrained(tmp_path / "two")
     assert Start(str(tmp_path / "two")).digest() != known
+
+
+@pytest.mark.parametrize("part", ["model", "adapter"])
+def test_weights_that_cannot_be_told_apart_are_refused(tmp_path, part):
+    """Pickles are neither hashed nor read: two starts would be taken for one."""
+    start = replace(small_start(tmp_path / "model"), adapter=str(tmp_path / "adapter"))
+    shutil.copytree(Path(__file__).parents[2] / "docs" / "results" / "reasoning-start", tmp_path / "adapter")
+    start.digest()
+    (weights,) = (tmp_path / part).glob("*.safetensors")
+    weights.rename(weights.with_suffix(".bin"))
+    with pytest.raises(ValueError, match=rf"{part}: expected a folder with weights in \.safetensors files"):
+        start.digest()
 
 
 def test_the_start_that_is_kept_is_that_of_the_results():

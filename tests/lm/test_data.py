@@ -5,6 +5,7 @@ import json
 import pytest
 
 from adpo.lm.data import final_answer, load, refuse_overlap, without_likes_of
+from adpo.lm.tasks import Problem
 
 GSM = {"question": "How many?", "answer": "It is 9 * 2 = <<9*2=18>>18.\n#### 1,018"}
 MATH = {"problem": "Half of one?", "solution": r"So $\boxed{\frac{1}{2}}$.", "level": "Level 3", "type": "Algebra"}
@@ -71,6 +72,16 @@ def test_training_problems_like_held_out_ones_are_left_out(tmp_path):
     test = load(write(tmp_path / "test.jsonl", SVAMP))
     assert [problem.answer for problem in without_likes_of(train, test)] == ["0.5"]
     assert [problem.question[:3] for problem in without_likes_of(train, test)] == ["Tom"]
+
+
+def test_formulas_are_alike_if_they_are_the_same():
+    """Where there are no three words, numbers tell problems apart."""
+    asked = [
+        Problem("number", 0, "", question, "0")
+        for question in ("Compute $2+3$.", "Compute  $2+3$.", "3*4=", "三加四")
+    ]
+    test = [Problem("number", 0, "", question, "0") for question in ("compute $2+3$.", "1+1=")]
+    assert [problem.question for problem in without_likes_of(asked, test)] == ["3*4=", "三加四"]
 
 
 @pytest.mark.parametrize(

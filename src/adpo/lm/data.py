@@ -206,10 +206,14 @@ def _resembles(mine: set[str], others: list[set[str]], where: dict[str, list[int
 
 
 def _triples(text: str) -> set[str]:
-    """Three words in a row, whatever the numbers; a shorter text is one piece.
+    """Three words in a row, whatever the numbers; a text of fewer is one piece, its numbers and formulas with it.
 
     >>> sorted(_triples("Ann had 5 red apples."))
     ['ann had red', 'had red apples']
+    >>> sorted(_triples("Compute $2+3$."))
+    ['compute $2+3$.']
     """
     words = re.findall(r"[a-z]+", text.lower())
-    return {" ".join(words[at : at + 3]) for at in range(max(1, len(words) - 2))}
+    if len(words) < 3:
+        return {" ".join(text.lower().split())}
+    return {" ".join(words[at : at + 3]) for at in range(len(words) - 2)}

@@ -13,7 +13,7 @@ from adpo.experiments.pictures import save
 def draw(results: dict[str, Any], folder: Path) -> None:
     """Accuracy on watched problems, reward and length by rollouts: a line a method, its seeds thin behind it.
 
-    Of known runs no curves are kept.
+    Of known runs no curves are kept, so that these are not among the seeds.
     """
     runs = [run for run in results["runs"] if run["trial"]["study"] == "seeds" and "known" not in run]
     if not runs:
@@ -33,7 +33,9 @@ def draw(results: dict[str, Any], folder: Path) -> None:
                 axis.plot(at, values, color=f"C{number}", alpha=0.25, linewidth=0.8)
             shortest = min(len(values) for _, values in lines)
             means = [sum(values[i] for _, values in lines) / len(lines) for i in range(shortest)]
-            axis.plot(list(lines[0][0])[:shortest], means, color=f"C{number}", label=method)
+            axis.plot(
+                list(lines[0][0])[:shortest], means, color=f"C{number}", label=f"{method}, {len(mine)} seeds"
+            )
     shown = ("accuracy on held-out problems", "share of right completions in a rollout", "tokens a completion")
     for axis, label in zip(axes, shown, strict=True):
         axis.set_ylabel(label)

@@ -56,17 +56,23 @@ class Start:
         for part in (self.model, self.adapter):
             if part is None:
                 continue
-            files = (
-                [Path(part)]
-                if Path(part).is_file()
-                else sorted([*Path(part).glob("*.safetensors"), *Path(part).glob("adapter_config.json")])
-            )
+            files = _weights(Path(part))
             if not files:  # by its name, on a hub
                 total.update(part.encode())
             for file in files:
                 with file.open("rb") as content:
                     total.update(hashlib.file_digest(content, "sha256").digest())
         return total.hexdigest()[:16]
+
+
+def _weights(part: Path) -> list[Path]:
+    """The files that a hash is of; none of a name."""
+    if not part.is_dir():
+        return [part] if part.is_file() else []
+    weights = sorted(part.glob("*.safetensors"))
+    if not weights:  # other files would not be hashed, and pickles are not read
+        raise ValueError(f"{part}: expected a folder with weights in .safetensors files; there are none")
+    return sorted([*weights, *part.glob("adapter_config.json")])
 
 
 def _with_adapter(model: Any, adapter: str) -> Any:
