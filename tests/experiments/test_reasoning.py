@@ -176,6 +176,48 @@ def test_methods_are_compared_in_what_else_was_asked_of_them():
     ]
 
 
+def test_what_is_changed_is_compared_with_what_is_reported():
+    """The same method, the same seeds; at another start the start alone is the same."""
+
+    def changed(study, seed, right, changes, method="ADPO", **more):
+        found = seeded(method, seed, right)
+        changed = {"study": study, "changes": changes, "more": {**found["trial"]["more"], **more}}
+        return {**found, "trial": {**found["trial"], **changed}}
+
+    runs, guarded = [seeded("ADPO Plackett-Luce", 1, "1111")], {"tau_schedule": "guarded"}
+    for seed in (1, 2):
+        runs += [seeded("ADPO", seed, "1110"), seeded("GRPO", seed, "1111")]
+        runs += [changed("targets", seed, "1110", ", target boltzmann", target="boltzmann")]
+        runs += [changed("targets", seed, "1000", ", target top1", target="top1")]
+        runs += [changed("mean", seed, "0000", ", mean", logp_reduction="mean")]
+        runs += [changed("mean", seed, "0000", ", mean", "Boltzmann, no anchor", logp_reduction="mean")]
+        runs += [changed("collapsed start", seed, "0100", ", logits times 4")]
+        runs += [changed("collapsed start", seed, "0110", ", logits times 4, guarded", **guarded)]
+        runs += [changed("collapsed start", seed, "0111", ", logits times 4", "GRPO")]
+    found = comparisons.against_beside(runs, "arithmetic")
+    assert [(line["what"], line["ours"], line["other"], line["mean"]) for line in found] == [
+        ("another target", "ADPO", "ADPO, target top1", 0.5),
+        ("a start that is sure of everything", "ADPO", "ADPO, logits times 4, guarded", -0.25),
+        ("a start that is sure of everything", "ADPO", "GRPO", -0.5),
+        ("means of log-probabilities", "ADPO", "ADPO, mean", 0.75),
+    ]
+
+
+def test_a_setting_further_is_chosen_by_what_was_watched():
+    """Of each method the better of the two, over the seeds that both have."""
+
+    def further(method, seed, right, watched):
+        found = seeded(method, seed, right)
+        beyond = {"study": "beyond", "changes": ", tau 0.03", "more": {"tau": 0.03}}
+        return {**found, "watched": watched, "trial": {**found["trial"], **beyond}}
+
+    runs = [{**seeded(method, seed, "1100"), "watched": "10"} for method in ("ADPO", "GRPO") for seed in (1, 2, 3)]
+    for seed in (1, 2):
+        runs += [further("ADPO", seed, "1110", "11"), further("GRPO", seed, "1111", "00")]
+    (line,) = comparisons.against_beside(runs, "arithmetic")
+    assert (line["what"], line["seeds"], line["mean"]) == ("a setting further", 2, 0.25)
+
+
 def seeded(method, seed, right):
     found = ended(method, study="seeds", right=right)
     return {**found, "trial": {**found["trial"], "seed": seed}}

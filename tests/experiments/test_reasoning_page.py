@@ -20,9 +20,11 @@ PAGE = (RESULTS / "reasoning.md").read_text()
 def drawn(kept):
     """The tables of the command, from what is kept of its runs."""
     exams = PRESETS[kept["preset"]].exams
-    rows = summary.rows_of(kept["runs"], exams)
+    rows = summary.rows_of(kept["runs"], (*exams, *kept.get("parts", ())))
     start = {**kept["start"], "exams": kept["start"]}
-    return tables({"exams": exams, "start": start, "rows": rows, "against": kept["against"]})
+    return tables(
+        {"exams": exams, "parts": kept.get("parts", ()), "start": start, "rows": rows, "against": kept["against"]}
+    )
 
 
 def cells(line):

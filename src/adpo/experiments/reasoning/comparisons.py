@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +17,17 @@ DOUBT = 0.05
 OURS = ("ADPO", "ADPO Plackett-Luce")
 OUR_TARGET = "boltzmann"
 """Of ADPO where a study tries others."""
+
+
+OTHER_START = "collapsed start"
+CHANGED = {
+    "targets": "another target",
+    "divergences": "another divergence",
+    "temperatures": "another temperature",
+    OTHER_START: "a start that is sure of everything",
+    "mean": "means of log-probabilities",
+}
+"""Studies of one change, and what they ask."""
 
 
 class Answers(NamedTuple):
@@ -65,8 +77,29 @@ def against_beside(
         if trial["study"] in ("inner", "control", "noisy", "hackable", "stale", "backtracking") and found and ours:
             asked.setdefault(_asked(trial, best), {}).setdefault(trial["method"], {})[trial["seed"]] = found
     asked |= _at_their_best(runs, exam)
-    lines = [line for what, reported in asked.items() for line in _compared(reported, exam, what, earlier)]
+    both = [*asked.items(), *_one_thing_changed(runs, exam)]
+    lines = [line for what, reported in both for line in _compared(reported, exam, what, earlier)]
     return [line for line in lines if line["seeds"] > 1]
+
+
+def _one_thing_changed(
+    runs: Sequence[dict[str, Any]], exam: str
+) -> Iterator[tuple[str, dict[str, dict[int, Answers]]]]:
+    """Ours as it is reported against ours with one thing changed, and where the start was, against the others."""
+    own = {run["trial"]["method"]: run["trial"]["more"] for run in runs if run["trial"]["study"] == "seeds"}
+    for (study, what), ours in product(CHANGED.items(), OURS):
+        found: dict[str, dict[int, Answers]] = {}
+        plain: dict[int, Answers] = {}
+        for run in runs:
+            trial, answers = run["trial"], _answers(run, exam)
+            method, more = trial["method"], {"target": OUR_TARGET, **trial["more"]}
+            if answers and trial["study"] == "seeds" and method == ours:
+                plain[trial["seed"]] = answers
+            if answers and trial["study"] == study and (method == ours or study == OTHER_START):
+                same = more == {"target": OUR_TARGET, **own.get(method, {})}
+                found.setdefault(method if same else method + trial["changes"], {})[trial["seed"]] = answers
+        if any(name.startswith(f"{ours},") for name in found):
+            yield what, {ours: plain} | found if study != OTHER_START else found
 
 
 def _at_their_best(runs: Sequence[dict[str, Any]], exam: str) -> dict[str, dict[str, dict[int, Answers]]]:

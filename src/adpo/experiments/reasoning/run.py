@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 
 from adpo.experiments.cells import Cell, Job, Report, fingerprint
-from adpo.experiments.reasoning import comparisons, known, problems, summary, trial, warmup
+from adpo.experiments.reasoning import comparisons, known, parts, problems, summary, trial, warmup
 from adpo.experiments.reasoning.answers import WATCHED
 from adpo.experiments.reasoning.figures import draw
 from adpo.experiments.reasoning.known import Known
@@ -77,7 +77,7 @@ def reproduce(name: str, methods: Sequence[str] | None, seeds: int | None, order
     description["data"] = _digests(preset, order)
     same = fingerprint(description)
     earlier = Known() if order.known is None else known.taken(listed, order.known, name, weights, same)
-    _ = place.sets  # what cannot be read is complained about before anything is written
+    apart = parts.of(place.sets)  # what cannot be read is complained about before anything is written
     job = Job(order.out, description, order.resume, provenance())
     work = _Work(job, place, order, earlier)
     start, runs = work.begun(Cell("start", partial(_examined, place), preset.rollouts), preset.choosing())
@@ -89,6 +89,7 @@ def reproduce(name: str, methods: Sequence[str] | None, seeds: int | None, order
     if not work.left:
         runs += work.trials(preset.reported(best))
         runs += work.trials(preset.beside(best))
+    parts.add(runs, start, apart)
     said = earlier.against
     results = {
         "preset": name,
@@ -99,9 +100,10 @@ def reproduce(name: str, methods: Sequence[str] | None, seeds: int | None, order
         "best": {method: {"rate": rate, **dict(more)} for method, (rate, more) in best.items()},
         "runs": runs,
         "exams": preset.exams,
-        "rows": summary.rows_of(summary.lines_of(runs, start, preset.exams[0]), preset.exams),
+        "parts": tuple(apart),
+        "rows": summary.rows_of(summary.lines_of(runs, start, preset.exams[0]), (*preset.exams, *apart)),
         "against": [
-            *(line for exam in (*preset.exams, WATCHED) for line in comparisons.against(runs, exam, said)),
+            *(line for exam in (*preset.exams, *apart, WATCHED) for line in comparisons.against(runs, exam, said)),
             *comparisons.against_beside(runs, preset.exams[0], said),
         ],
         "not_yet": work.left,

@@ -61,7 +61,7 @@ def collapsed(run: dict[str, Any], start: dict[str, Any], exam: str) -> bool:
 
 def listed(results: dict[str, Any]) -> dict[str, Any]:
     """The results without curves: a line for each run, its answers packed. All tables follow from it."""
-    kept = ("preset", "provenance", "start_digest", "job", "best", "against", "not_yet")
+    kept = ("preset", "provenance", "start_digest", "job", "parts", "best", "against", "not_yet")
     start = {name: value for name, value in results["start"].items() if name != "exams"}
     start |= _shares(results["start"]["exams"])
     lines = lines_of(results["runs"], results["start"], results["exams"][0])
@@ -123,8 +123,8 @@ def _row(lines: list[dict[str, Any]], exams: Sequence[str]) -> dict[str, Any]:
         row["chosen_by"] = _with_interval([line["chosen_by"] for line in lines])
     for exam in exams:
         for measure in (name for name in lines[0].get(exam, ()) if name != RIGHT):
-            found = [line[exam][measure] for line in lines if measure in line.get(exam, ())]
-            row[f"{exam}: {measure}"] = _with_interval(found)
+            if all(measure in line.get(exam, ()) for line in lines):
+                row[f"{exam}: {measure}"] = _with_interval([line[exam][measure] for line in lines])
     for measure in dict.fromkeys(name for line in lines for name in line["measured"]):
         row[measure] = _with_interval([line["measured"][measure] for line in lines if measure in line["measured"]])
     return row

@@ -38,12 +38,12 @@ def tables(results: dict[str, Any]) -> list[Lines]:
 
 
 def _study(results: dict[str, Any], study: str, title: str) -> Lines:
-    exams = results["exams"]
+    exams, parts = results["exams"], results.get("parts", ())
     k = next(key for key in results["start"]["exams"][exams[0]] if key.startswith("pass_at_"))
     steps = "steps a batch" if study.startswith("stale") else "steps a rollout"  # of which one may have several
     columns = (
         *("method", "rate", steps, "seeds", "collapsed", "watched: greedy"),
-        *(f"{exam}: greedy" for exam in exams),
+        *(f"{exam}: greedy" for exam in (*exams, *parts)),
         *(f"{exam}: {k.replace('_at_', '@')}" for exam in exams),
         *("reward", "right", "length", "distinct answers", "agreed, wrong", "live", "nats a token", "KL to start"),
         *("forgetting", "gradient", "tokens a step", "s a step", "steps taken back", "rate in the end, times"),
@@ -62,20 +62,22 @@ def _study(results: dict[str, Any], study: str, title: str) -> Lines:
                 str(row["seeds"]),
                 str(row["collapsed"]),
                 _share(row["watched"]),
-                *(_share(row.get(f"{exam}: greedy")) for exam in exams),
+                *(_share(row.get(f"{exam}: greedy")) for exam in (*exams, *parts)),
                 *(_share(row.get(f"{exam}: {k}")) for exam in exams),
                 *(f"{row[name][0]:.3g}" if name in row else "" for name in (*late, *MORE)),
                 *((f"{row['chosen_by'][0]:.3f}",) if study == "rates" else ()),
             )
         )
-    before = [_begun(results, exams, k, len(columns))] if study == "seeds" and rows else []
+    before = [_begun(results, exams, parts, k, len(columns))] if study == "seeds" and rows else []
     return Lines(title, columns, before + rows)
 
 
-def _begun(results: dict[str, Any], exams: Sequence[str], k: str, columns: int) -> tuple[str, ...]:
+def _begun(
+    results: dict[str, Any], exams: Sequence[str], parts: Sequence[str], k: str, columns: int
+) -> tuple[str, ...]:
     """What everyone started with."""
     start = results["start"]
-    known = [f"{start['watched']:.1%}", *(f"{start['exams'][exam]['greedy']:.1%}" for exam in exams)]
+    known = [f"{start['watched']:.1%}", *(f"{start['exams'][exam]['greedy']:.1%}" for exam in (*exams, *parts))]
     known += [f"{start['exams'][exam][k]:.1%}" for exam in exams]
     return ("the start", "", "", "", "", *known, *("" for _ in range(columns - 5 - len(known))))
 
