@@ -525,7 +525,7 @@ def test_the_command_compares_methods(tmp_path, monkeypatch):
             found["curve"][-1][1], abs=1e-5
         )
     assert {row["study"] for row in results["rows"]} == {"rates", "seeds"}
-    assert {line["exam"] for line in results["against"]} == {"arithmetic", "watched"}
+    assert {line["exam"] for line in results["against"]} == {"arithmetic", "arithmetic, unmirrored", "watched"}
     listed = json.loads((out / "runs.json").read_text())
     assert [line["arithmetic"]["greedy"] for line in listed["runs"] if line["study"] == "seeds"] == [
         found["exams"]["arithmetic"]["greedy"] for found in results["runs"] if found["exams"]

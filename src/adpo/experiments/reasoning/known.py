@@ -33,7 +33,7 @@ class Known:
     against: Sequence[dict[str, Any]] = ()
     provenance: Sequence[dict[str, str]] = ()
 
-    def run(self, trial: Trial, exams: Sequence[str]) -> dict[str, Any]:
+    def run(self, trial: Trial) -> dict[str, Any]:
         """As a trial that was carried out tells it, as far as that was kept."""
         line = self.lines[trial.name]
         return {
@@ -44,7 +44,7 @@ class Known:
             "watched": unpacked(line["watched_right"]) if "watched_right" in line else "",
             "rollouts": [],
             "logged": [],
-            "exams": {exam: _exam(line[exam]) for exam in exams if exam in line},
+            "exams": {exam: _exam(kept) for exam, kept in line.items() if _is_exam(exam, kept)},
         }
 
 
@@ -81,6 +81,10 @@ def _name(line: dict[str, Any]) -> str:
     return named(*(line[key] for key in NAMED))
 
 
+def _is_exam(name: str, kept: Any) -> bool:
+    return isinstance(kept, dict) and name != "measured"
+
+
 def _exam(kept: dict[str, Any]) -> dict[str, Any]:
     return {name: unpacked(value) if name == "right" else value for name, value in kept.items()}
 
@@ -98,7 +102,7 @@ def _checked(entry: Any) -> None:
         _fits(line["measured"], dict.fromkeys(line["measured"], NUMBER), f"measured of {name!r}")
         _answers(line, "watched_right", repr(name))
         for exam, kept in line.items():
-            if isinstance(kept, dict) and exam != "measured":
+            if _is_exam(exam, kept):
                 shares = (share for share in kept if share != "right")
                 _fits(kept, dict.fromkeys(("greedy", *shares), NUMBER), f"{exam} of {name!r}")
                 _answers(kept, "right", f"{exam} of {name!r}")

@@ -46,6 +46,11 @@ def add(runs: Sequence[dict[str, Any]], start: dict[str, Any], parts: Mapping[st
                     run["known"] = {**run["known"], name: {**run["exams"][name], RIGHT: packed(mine)}}
 
 
+def kept(runs: Sequence[dict[str, Any]], part: str) -> bool:
+    """Whether methods can be compared in a part: all reported runs have kept their answers."""
+    return all(part in run["exams"] for run in runs if run["trial"]["study"] == "seeds")
+
+
 def _named(exam: str) -> str:
     return f"{exam}, unmirrored"
 

@@ -90,6 +90,7 @@ def reproduce(name: str, methods: Sequence[str] | None, seeds: int | None, order
         runs += work.trials(preset.reported(best))
         runs += work.trials(preset.beside(best))
     parts.add(runs, start, apart)
+    asked = (*preset.exams, *(part for part in apart if parts.kept(runs, part)), WATCHED)
     said = earlier.against
     results = {
         "preset": name,
@@ -103,7 +104,7 @@ def reproduce(name: str, methods: Sequence[str] | None, seeds: int | None, order
         "parts": tuple(apart),
         "rows": summary.rows_of(summary.lines_of(runs, start, preset.exams[0]), (*preset.exams, *apart)),
         "against": [
-            *(line for exam in (*preset.exams, *apart, WATCHED) for line in comparisons.against(runs, exam, said)),
+            *(line for exam in asked for line in comparisons.against(runs, exam, said)),
             *comparisons.against_beside(runs, preset.exams[0], said),
         ],
         "not_yet": work.left,
@@ -212,7 +213,7 @@ class _Work:
         }
         self.wanted |= {each.name for each in cells}
         known = {
-            each: self.earlier.run(each, self.place.preset.exams)
+            each: self.earlier.run(each)
             for each, cell in cells.items()
             if each.name in self.earlier.lines and not self.job.has(cell)  # which knows more
         }

@@ -77,7 +77,8 @@ def _begun(
 ) -> tuple[str, ...]:
     """What everyone started with."""
     start = results["start"]
-    known = [f"{start['watched']:.1%}", *(f"{start['exams'][exam]['greedy']:.1%}" for exam in (*exams, *parts))]
+    known = [f"{start['watched']:.1%}", *(f"{start['exams'][exam]['greedy']:.1%}" for exam in exams)]
+    known += [f"{start['exams'][part]['greedy']:.1%}" if part in start["exams"] else "" for part in parts]
     known += [f"{start['exams'][exam][k]:.1%}" for exam in exams]
     return ("the start", "", "", "", "", *known, *("" for _ in range(columns - 5 - len(known))))
 
