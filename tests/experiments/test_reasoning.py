@@ -545,6 +545,24 @@ def test_the_command_compares_methods(tmp_path, monkeypatch):
     assert "other settings" in str(other.exception)  # results of two starts are never merged
 
 
+@pytest.mark.slow
+def test_the_smoke_preset_as_it_is(tmp_path, monkeypatch):
+    """A start that is warmed up, the real verifier, every method's choice and report: minutes."""
+    monkeypatch.setenv("ADPO_CACHE", str(tmp_path / "cache"))
+    done = typed("--out", str(tmp_path / "out"))
+    assert done.exit_code == 0, done.exception
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert 0.2 < results["start"]["exams"]["arithmetic"]["greedy"] < 0.5  # a third, of 32 problems
+    reported = [found for found in results["runs"] if found["trial"]["study"] == "seeds"]
+    assert [(found["trial"]["method"], found["stopped"]) for found in reported] == [
+        ("ADPO", None),
+        ("GRPO", None),
+    ] * 2
+    assert all(0 < rollout["right"] < 1 for found in reported for rollout in found["rollouts"])
+    assert all(found["kl_to_start"] > 0 for found in reported)
+    assert results["not_yet"] == []
+
+
 def of_math(number, level):
     """A problem as MATH has it, unlike its neighbours in its words."""
     name = "abcdefghij"[number // 10] + "klmnopqrst"[number % 10]

@@ -63,8 +63,13 @@ VARIANTS = (
     Variant("beyond", (("tau", 3.0),), methods=("Boltzmann, no anchor", "Plackett-Luce, no anchor")),
     Variant("beyond", (("epsilon", 0.05),), methods=("GRPO", "Dr. GRPO")),
     Variant("beyond", (("epsilon", 1e-4), ("epsilon_high", 1.3e-4)), methods=("GSPO",)),
+    Variant("beyond", (("tau", 10.0),), methods=("Boltzmann, no anchor",)),
+    Variant("beyond", (("tau", 0.01),), methods=("ADPO Plackett-Luce",)),
+    Variant("beyond", (("epsilon", 0.025),), methods=("Dr. GRPO",)),
+    Variant("beyond", (("epsilon", 3e-5), ("epsilon_high", 4e-5)), methods=("GSPO",)),
 )
-"""Beyond: every method is at its best with the first or the last of the settings it has to choose from."""
+"""Beyond: every method is at its best with the first or the last of the settings it has to choose from; where one
+further is better by what is watched, another step is taken."""
 
 
 OF_WORDS = (
