@@ -126,7 +126,21 @@ def agreements():
 
 
 def test_what_a_correction_over_all_questions_would_leave():
-    """Of those asked beside the first of the pretrained model: the page says which."""
+    """Of those asked beside the first: the page says which."""
+    beside = [line for line in KEPT[0]["against"] if line["what"] and line["ours"] == "ADPO"]
+    beside = [line for line in beside if line["other"] in ("GRPO", "GSPO")]
+    assert f"all {len(beside)} comparisons of ADPO with GRPO and GSPO" in PAGE.replace("\n", " ")
+    left = {}
+    for line, p in zip(beside, holm([line["p"] for line in beside]), strict=True):
+        if p < comparisons.DOUBT:
+            left.setdefault((line["other"], line["verdict"]), []).append(line["what"])
+    taken_back = [f"steps taken back, {times} times the rate" for times in (1, 10, 30, 100)]
+    assert left == {
+        ("GRPO", "ahead"): taken_back[1:],
+        ("GSPO", "ahead"): ["1 step a rollout", "hackable reward", "noisy reward", *taken_back, "format reward"],
+        ("GRPO", "behind"): ["rollouts of 4 batches", "rollouts of 12 batches"],
+        ("GSPO", "behind"): ["rollouts of 12 batches"],
+    }
     beside = [line for line in KEPT[1]["against"] if line["what"]]
     assert len(beside) == 8
     beyond = [
