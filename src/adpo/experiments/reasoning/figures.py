@@ -36,7 +36,7 @@ def draw(results: dict[str, Any], folder: Path) -> None:
             axis.plot(
                 list(lines[0][0])[:shortest], means, color=f"C{number}", label=f"{method}, {len(mine)} seeds"
             )
-    shown = ("accuracy on held-out problems", "share of right completions in a rollout", "tokens a completion")
+    shown = ("accuracy on watched problems", "share of right completions in a rollout", "tokens a completion")
     for axis, label in zip(axes, shown, strict=True):
         axis.set_ylabel(label)
         axis.set_xlabel("rollouts")
