@@ -154,6 +154,7 @@ class ReasoningPreset(StrEnum):
 
     smoke = "smoke"
     embedded = "embedded"
+    sums = "sums"
     gpu = "gpu"
     paper = "paper"
 
@@ -163,7 +164,8 @@ def reasoning(
     preset: Annotated[
         ReasoningPreset,
         typer.Option(
-            help="smoke: two minutes; embedded: the model of adpo train, hours; gpu: SmolLM2; paper: Qwen3."
+            help="smoke: two minutes; embedded: the model of adpo train, hours; sums: its headline, where no "
+            "held-out sum is trained on the other way round; gpu: SmolLM2; paper: Qwen3."
         ),
     ] = ReasoningPreset.smoke,
     methods: Annotated[
@@ -184,7 +186,8 @@ def reasoning(
     studies: Annotated[
         str | None,
         typer.Option(
-            help="Some of seeds,inner,range,control,mean,…: what is run beside the choice of rates and settings."
+            help="Some of seeds,inner,range,control,mean,…: what is run beside the choice of rates and settings, "
+            "in this order."
         ),
     ] = None,
     warm_up: Annotated[

@@ -52,6 +52,7 @@ class Task:
     name: str
     make: Callable[[random.Random, int], tuple[str, str, str]]  # prompt, question, answer
     check: Callable[[str, str], Outcome]  # answer, what the model gave
+    alike: Callable[[str], str] = str  # of a prompt: what it shares with those that say its answer
 
     def problem(self, draw: random.Random, level: int) -> Problem:
         return Problem(self.name, level, *self.make(draw, level))
@@ -59,7 +60,12 @@ class Task:
 
 def split_of(problem: Problem) -> Split:
     """Where a problem belongs, from its prompt alone."""
-    return "test" if held_out(f"{problem.task}|{problem.prompt}") else "train"
+    return "test" if held_out(f"{problem.task}|{alike(problem)}") else "train"
+
+
+def alike(problem: Problem) -> str:
+    """What a problem has in common with those that say its answer: its prompt, of sums in either order."""
+    return TASKS[problem.task].alike(problem.prompt) if problem.task in TASKS else problem.prompt
 
 
 def held_out(text: str) -> bool:
@@ -163,6 +169,19 @@ def _arithmetic(draw: random.Random, level: int) -> tuple[str, str, str]:
     return f"{text}=", f"What is {text}?", str(value)
 
 
+def _sums(draw: random.Random, level: int) -> tuple[str, str, str]:
+    a, b = (draw.randint(0, 10**level - 1) for _ in "ab")
+    return f"{a}+{b}=", f"What is {a}+{b}?", str(a + b)
+
+
+def _either_order(prompt: str) -> str:
+    """
+    >>> _either_order("69+47=") == _either_order("47+69=") == "47+69="
+    True
+    """
+    return "+".join(sorted(prompt.removesuffix("=").split("+"))) + "="
+
+
 def _modulo(draw: random.Random, level: int) -> tuple[str, str, str]:
     a, b = draw.randint(10, 10 ** (level + 1)), draw.randint(2, 10 * level)
     return f"{a}%{b}=", f"What is the remainder of {a} divided by {b}?", str(a % b)
@@ -206,5 +225,6 @@ TASKS = {
         Task("modulo", _modulo, _same_number),
         Task("sequence", _sequence, _same_number),
         Task("sorting", _sorting, _same_list),
+        Task("sums", _sums, _same_number, _either_order),
     )
 }

@@ -9,7 +9,7 @@ from typing import Any
 
 from adpo.experiments.reasoning.protocol import Files, Preset
 from adpo.lm.data import load, of_rows, without_likes_of
-from adpo.lm.tasks import Problem, up_to
+from adpo.lm.tasks import Problem, alike, up_to
 from adpo.training.data import Row, named, row_of
 from adpo.training.settings import RunSettings
 
@@ -29,14 +29,16 @@ class Sets:
 
 def generated(preset: Preset) -> Sets:
     """Arithmetic for the model of characters."""
-    train = up_to("arithmetic", 8000, level=preset.level, seed=0)
-    test = up_to("arithmetic", preset.examined, level=preset.level, seed=0, split="test")
-    rows = [row_of(problem, None, None) for problem in train]
-    return Sets(
-        rows[preset.watched :],
-        rows[: preset.watched],
-        {preset.exams[0]: [row_of(problem, None, None) for problem in test]},
-    )
+    train = up_to(preset.task, 8000, level=preset.level, seed=0)
+    test = up_to(preset.task, preset.examined, level=preset.level, seed=0, split="test")
+    watched = train[: preset.watched]
+    near = {alike(problem) for problem in watched}
+    rest = [problem for problem in train[preset.watched :] if alike(problem) not in near]
+
+    def rows(problems: list[Problem]) -> list[Row]:
+        return [row_of(problem, None, None) for problem in problems]
+
+    return Sets(rows(rest), rows(watched), {preset.exams[0]: rows(test)})
 
 
 def held_out(data: Path | None, files: Files) -> dict[str, list[Problem]]:

@@ -120,7 +120,8 @@ class Preset:
     alone: tuple[str, ...] = ()  # methods whose reported runs are all that is run of them
     repeats: int = 1  # seeds of the studies of steps on a rollout, rewards that say nothing, and means
     temperature: float = 1.0
-    level: int = 2  # of the embedded model's arithmetic
+    task: str = "arithmetic"  # of the embedded model
+    level: int = 2
     files: Files | None = None  # of other models
     chat: Settings = ()  # arguments of their chat template
     warmed: float = 0.5  # share of the training problems that the start is taught instead
@@ -128,7 +129,7 @@ class Preset:
     @property
     def exams(self) -> tuple[str, ...]:
         """Their names; the first is the one that is reported."""
-        return ("arithmetic",) if self.files is None else tuple(name for name, _, _ in self.files.exams)
+        return (self.task,) if self.files is None else tuple(name for name, _, _ in self.files.exams)
 
     @property
     def longest_in_exams(self) -> int:
@@ -139,7 +140,8 @@ class Preset:
         told = {name: value for name, value in asdict(self).items() if name not in LISTED}
         if told["files"] is not None:
             told["files"].pop("named")  # what is read is told apart
-        return told if self.chat else {name: value for name, value in told.items() if name != "chat"}
+        later = {"chat": bool(self.chat), "task": self.task != "arithmetic"}  # what earlier jobs do not have
+        return {name: value for name, value in told.items() if later.get(name, True)}
 
     def studies(self) -> tuple[str, ...]:
         """All that is run beside the choice of rates and settings."""
@@ -208,6 +210,27 @@ MATH = Files(
 )
 WORDS = Files("mawps/test.jsonl", (("svamp", "svamp/test.jsonl", 1000), ("gsm8k", "gsm8k/test.jsonl", 320)))
 """MAWPS is for training alone, whatever its file is called."""
+EMBEDDED = Preset(
+    start="embedded",
+    methods=tuple(METHODS),
+    rates=(1e-5, 3e-5, 1e-4, 3e-4),
+    seeds=5,
+    groups=32,
+    members=8,
+    longest=5,
+    rollouts=60,
+    short=30,
+    watched=200,
+    examined=500,
+    sampled=250,
+    tuned=True,
+    inners=(1, 4, 8),
+    wider=(3.0, 10.0, 30.0, 100.0),
+    controls=("random", "format"),
+    variants=VARIANTS,
+    variant_seeds=5,
+    repeats=5,
+)
 PRESETS = {
     "smoke": Preset(
         start="embedded",
@@ -225,26 +248,16 @@ PRESETS = {
         exam_samples=4,
         watch_every=1,
     ),
-    "embedded": Preset(
-        start="embedded",
-        methods=tuple(METHODS),
-        rates=(1e-5, 3e-5, 1e-4, 3e-4),
-        seeds=5,
-        groups=32,
-        members=8,
-        longest=5,
-        rollouts=60,
-        short=30,
-        watched=200,
-        examined=500,
-        sampled=250,
-        tuned=True,
-        inners=(1, 4, 8),
-        wider=(3.0, 10.0, 30.0, 100.0),
-        controls=("random", "format"),
-        variants=VARIANTS,
-        variant_seeds=5,
-        repeats=5,
+    "embedded": EMBEDDED,
+    "sums": replace(  # the headline once more, where no mirror image of a held-out sum is trained on
+        EMBEDDED,
+        task="sums",
+        seeds=10,
+        examined=1000,
+        inners=(),
+        wider=(),
+        controls=(),
+        variants=tuple(variant for variant in VARIANTS if variant.study == "beyond"),
     ),
     "gpu": Preset(
         start="smollm2",

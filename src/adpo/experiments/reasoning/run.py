@@ -162,7 +162,7 @@ def _start(preset: Preset, order: Order) -> Start:
         for option, given in (("model", order.model), ("adapter", order.adapter), ("data", order.data)):
             if given is not None:
                 raise ValueError(f"--{option} is for --preset gpu and paper; got {given} for the embedded model")
-        return embedded_start(preset.level)
+        return embedded_start(preset.task, preset.level)
     assert preset.files is not None
     if order.data is not None:
         missing = [file for file in preset.files.all if not (order.data / file).is_file()]
@@ -219,12 +219,17 @@ class _Work:
         }
         self.taken = self.taken or bool(known)
         mine = {each: cell for each, cell in cells.items() if each not in known}
-        self.done([*before, *(cell for each, cell in mine.items() if self._asked(each) or self.job.has(cell))])
+        self.done([*before, *self._in_order(mine)])
         found = known | {each: self.job.result(cell) for each, cell in mine.items() if self.job.has(cell)}
         return [found[each] for each in cells if each in found]
 
-    def _asked(self, trial: Trial) -> bool:
-        return self.order.studies is None or trial.study in ("rates", *self.order.studies)
+    def _in_order(self, cells: dict[Trial, Cell]) -> list[Cell]:
+        """Those that are there or asked for, by what was asked for first."""
+        if self.order.studies is None:
+            return list(cells.values())
+        places = {study: place for place, study in enumerate(("rates", *self.order.studies))}
+        mine = [each for each, cell in cells.items() if each.study in places or self.job.has(cell)]
+        return [cells[each] for each in sorted(mine, key=lambda each: places.get(each.study, len(places)))]
 
     def provenances(self) -> list[dict[str, str]]:
         """Of what is known, then of what was carried out here."""

@@ -101,6 +101,6 @@ def _kept(name: str, load: Callable[[], tuple[Any, Any]]) -> Path:
     return folder
 
 
-def embedded_start(level: int) -> Start:
+def embedded_start(task: str, level: int) -> Start:
     """The model of `adpo train`, warmed up now if it is not in the cache."""
-    return Start(str(embedded.warmed_up(embedded.WarmUp(level=level))))
+    return Start(str(embedded.warmed_up(embedded.WarmUp(task=task, level=level))))
