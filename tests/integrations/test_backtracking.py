@@ -12,8 +12,9 @@ import torch
 import two_processes
 from datasets import Dataset
 from test_trl_online import trained, weights
+from tiny_lm import model as small_model
 
-from adpo.integrations.trl import ADPOConfig
+from adpo.integrations.trl import ADPOConfig, backtracking
 from adpo.integrations.trl.baselines import FastGRPOConfig, FastGRPOTrainer
 
 INNER = 4
@@ -105,8 +106,6 @@ def test_a_rollout_ends_no_higher_than_it_began(tmp_path, train):
 
 def test_the_rate_comes_back(tmp_path, monkeypatch):
     """Eight rollouts without a step taken back double it."""
-    from adpo.integrations.trl import backtracking
-
     monkeypatch.setattr(backtracking, "SLACK", -10.0)  # every step goes too far
     trainer = adpo(tmp_path, 2, learning_rate=1e-4, backtracking=True)
     judge = trainer.backtracking
@@ -152,8 +151,6 @@ def test_micro_batches_are_judged_together(tmp_path):
 
 def test_of_an_adapter_the_adapter_alone_is_kept(tmp_path, monkeypatch):
     from peft import LoraConfig
-
-    from adpo.integrations.trl import backtracking
 
     monkeypatch.setattr(backtracking, "SLACK", -10.0)  # every step goes too far
 
@@ -217,6 +214,74 @@ def test_a_trainer_that_trains_again_knows_its_rollouts(tmp_path):
     judge._begin = lambda loss: (places.append("begun"), begin(loss))
     trainer.train()
     assert places == ["kept", "begun", "kept", "kept", "kept"]  # the third and fourth step, then a new rollout
+
+
+def deep():
+    """Deep enough, and sure enough of itself, for rounding to be seen in its log-probabilities."""
+    model = small_model(hidden_size=64, layers=6)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(10)
+    return model
+
+
+def narrow_adpo(folder, steps, **options):
+    return adpo(folder, steps, bf16=True, tau=0.02, **options)
+
+
+def narrow_grpo(folder, steps, **options):
+    return grpo(folder, steps, bf16=True, **options)
+
+
+NARROW = pytest.mark.parametrize("train", [narrow_adpo, narrow_grpo], ids=["adpo", "grpo"])
+
+
+@NARROW
+def test_rounding_is_no_step_too_far(tmp_path, monkeypatch, train):
+    """With a rate that moves nothing but roundings."""
+    monkeypatch.setattr(tiny_lm, "model", deep)
+    options = {"learning_rate": 1e-9 if train is narrow_adpo else 1e-7, "backtracking": True}
+    found = train(tmp_path, 10 * INNER, **options)
+    assert found.backtracking.undone < 2  # sixteen completions do not measure it well
+    assert len(found.backtracking.rises) == backtracking.SEEN
+    assert logged(found, "adpo/rounding")[-1] == max(found.backtracking.rises) > 1e-3
+    monkeypatch.setattr(backtracking, "_rounds", lambda _: False)
+    assert train(tmp_path, 10 * INNER, **options).backtracking.undone > 2  # they would have been taken for steps
+
+
+@NARROW
+def test_a_step_too_far_is_seen_above_the_rounding(tmp_path, monkeypatch, train):
+    monkeypatch.setattr(tiny_lm, "model", deep)
+    found = train(tmp_path, 4 * INNER, learning_rate=WILD, backtracking=True)
+    assert found.backtracking.undone > 4
+    assert all(torch.isfinite(value).all() for value in weights(found))
+
+
+@NARROW
+def test_where_rounding_is_measured_the_weights_are_nudged_and_go_back(tmp_path, monkeypatch, train):
+    monkeypatch.setattr(tiny_lm, "model", deep)
+    begun = list(deep().parameters())
+    nudged = weights(train(tmp_path, 1, learning_rate=0.01, backtracking=True))
+    for before, after in zip(begun, nudged, strict=True):
+        most = before.abs().clamp_min(2**-6) * 2**-12
+        assert ((after - before).abs() <= 1.001 * most).all()
+        assert (after != before).float().mean() > 0.99
+    assert same(weights(train(tmp_path, 2, learning_rate=0.0, backtracking=True)), begun)
+
+
+def test_an_adapter_that_is_zero_is_nudged_too(tmp_path):
+    from peft import LoraConfig
+
+    lora = LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    found = narrow_adpo(tmp_path, 1, learning_rate=0.01, backtracking=True, peft_config=lora)
+    zeros = [value for name, value in found.model.named_parameters() if "lora_B" in name]
+    assert zeros
+    assert all((value.abs() == 2**-18).all() for value in zeros)
+
+
+def test_narrow_weights_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(tiny_lm, "model", lambda: small_model().to(torch.bfloat16))
+    with pytest.raises(ValueError, match=r"needs trained weights in float32.*; got torch\.bfloat16"):
+        adpo(tmp_path, 1, backtracking=True)
 
 
 def worker(folder):

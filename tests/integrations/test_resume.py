@@ -85,6 +85,15 @@ RUNS = {
         "optim": "sgd",
         "max_grad_norm": 0.0,
     },
+    "steps taken back, in bfloat16": {
+        "per_device_train_batch_size": 8,
+        "num_iterations": 3,
+        "backtracking": True,
+        "learning_rate": 100.0,
+        "optim": "sgd",
+        "max_grad_norm": 0.0,
+        "bf16": True,
+    },
     "grpo": {"trainer": ExactResume, "num_iterations": 2},
     "grpo with a reference": {"trainer": ExactResume, "loss_type": "dr_grpo", "num_iterations": 3},
 }

@@ -17,16 +17,16 @@ def tokenizer():
     )
 
 
-def model(seed=0):
+def model(seed=0, hidden_size=16, layers=1):
     torch.manual_seed(seed)
     config = Qwen3Config(
         vocab_size=2 + len(CHARACTERS),
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=1,
+        hidden_size=hidden_size,
+        intermediate_size=2 * hidden_size,
+        num_hidden_layers=layers,
         num_attention_heads=2,
         num_key_value_heads=1,
-        head_dim=8,
+        head_dim=hidden_size // 2,
         max_position_embeddings=64,
         eos_token_id=1,
         pad_token_id=0,

@@ -4,6 +4,11 @@ All optimizer steps on a rollout have one loss, and each begins by computing it 
 that is above where the rollout began, the step before went too far: the weights go back to where they were, and
 the learning rate is halved. So it fits itself to what the loss can bear, however large it was set; the line search
 of TRPO, with no pass made for it.
+
+In bfloat16, and on a GPU, the loss rises by rounding as soon as the weights are others, however little; where a
+rollout begins, at the anchor itself, there is none of it. So in the first three rollouts and then in one of eight,
+the first step is given up: the weights are nudged instead, and what the loss rises by is rounding. Steps are judged
+by what is above it.
 """
 
 from __future__ import annotations
@@ -26,13 +31,19 @@ from adpo.integrations.trl.scoring import Scoring
 
 log = logging.getLogger("adpo")
 SLACK = 1e-3
-"""What a loss may rise by: rounding."""
+"""What a loss may rise by: rounding, in float32 on a CPU."""
+TWICE, SEEN = 2.0, 3
+"""Times the largest of so many rises by rounding: what it may rise by where that was measured."""
+NUDGE, OF_ZERO = 2**-12, 2**-6
+"""Relative to a weight, and how large one of zero (as LoRA begins with) counts: enough to be rounded otherwise."""
 LITTLE = 2**-10
 """Of the learning rate: when so little is left of it, every further halving is a warning."""
 RECOVERY = 8
-"""Rollouts without a step taken back in which the rate is doubled again, up to what it was set to."""
+"""Rollouts without a step taken back in which the rate is doubled again, up to what it was set to; and those from
+one measurement of the rounding to the next."""
 NOT_FP16 = "backtracking does not work with fp16, whose scaler owns the optimizer's steps: use bf16"
 NUMBERS, WEIGHTS = "backtracking.json", "before_step.safetensors"
+KEPT = ("factor", "undone", "held", "began", "rises", "unmeasured", "nudged")
 
 
 @dataclass
@@ -79,6 +90,10 @@ class Backtracking(TrainerCallback):  # type: ignore[misc]
         self.factor = 1.0  # of the learning rate
         self.undone = 0
         self.before: dict[str, Tensor] = {}  # weights before the latest step
+        self.rounds = _rounds(trainer)
+        self.rises: list[float] = []  # of the loss by rounding, the latest ones
+        self.unmeasured = 0  # rollouts since
+        self.nudged = False  # in place of the step before
         self._rates: list[Any] = []
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
@@ -90,14 +105,18 @@ class Backtracking(TrainerCallback):  # type: ignore[misc]
         if place == 1:
             self._begin(loss)
             self._keep()
-        elif math.isfinite(self.began) and not loss <= self.began + SLACK:
+            if self.rounds and (len(self.rises) < SEEN or self.unmeasured >= RECOVERY):
+                self._nudge()
+        elif self.nudged:
+            self._measure(loss)
+        elif math.isfinite(self.began) and not loss <= self.began + self.slack():
             self._take_back(state.global_step, loss)
         elif place < args.num_iterations:
             self._keep()
         elif not self.held:  # and nobody would judge this one
             self._leave_out()
         self._slow_down()
-        self.trainer._note(rate_factor=self.factor)
+        self.trainer._note(rate_factor=self.factor, **({"rounding": max(self.rises)} if self.rises else {}))
         self.trainer._metrics["train"]["adpo/steps_undone"] = [float(self.undone)]  # a count: not to be averaged
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
@@ -116,12 +135,36 @@ class Backtracking(TrainerCallback):  # type: ignore[misc]
     def _begin(self, loss: float) -> None:
         if self.held:
             self.factor = min(1.0, self.factor * 2 ** (1 / RECOVERY))
-        self.began, self.held = loss, True
+        self.began, self.held, self.unmeasured = loss, True, self.unmeasured + 1
+
+    def slack(self) -> float:
+        """What a loss may rise by."""
+        return SLACK + TWICE * max(self.rises, default=0.0)
 
     @torch.no_grad()
-    def _take_back(self, step: int, loss: float) -> None:
+    def _nudge(self) -> None:
+        """Every weight a little up or down, in all processes alike."""
+        for _, value in self.trained():
+            draw = torch.Generator(value.device).manual_seed(0)
+            signs = torch.randint(2, value.shape, generator=draw, device=value.device).mul_(2).sub_(1)
+            value.add_(signs * value.abs().clamp_min_(OF_ZERO).mul_(NUDGE))
+        self._leave_out()
+        self.nudged = True
+
+    def _measure(self, loss: float) -> None:
+        """By the rollout's loss at nudged weights; the gradient at hand is as good as any where it began."""
+        self._go_back()
+        self.nudged, self.unmeasured = False, 0
+        if math.isfinite(loss):
+            self.rises = [*self.rises, abs(loss - self.began)][-SEEN:]
+
+    @torch.no_grad()
+    def _go_back(self) -> None:
         for name, value in self.trained():
             value.copy_(self.before[name])
+
+    def _take_back(self, step: int, loss: float) -> None:
+        self._go_back()
         self._leave_out()
         self.held, self.factor, self.undone = False, self.factor / 2, self.undone + 1
         log.log(
@@ -155,7 +198,7 @@ class Backtracking(TrainerCallback):  # type: ignore[misc]
     # What a checkpoint keeps.
 
     def save(self, folder: Path) -> None:
-        numbers = {name: getattr(self, name) for name in ("factor", "undone", "held", "began")}
+        numbers = {name: getattr(self, name) for name in KEPT}
         (folder / NUMBERS).write_text(json.dumps(numbers) + "\n")
         if self.before and self._place() < self.trainer.args.num_iterations:
             save_file({name: value.contiguous() for name, value in self.before.items()}, folder / WEIGHTS)
@@ -164,12 +207,17 @@ class Backtracking(TrainerCallback):  # type: ignore[misc]
         if not (folder / NUMBERS).exists():
             raise ValueError(f"{folder} holds no {NUMBERS}: it was trained without backtracking")
         numbers = json.loads((folder / NUMBERS).read_text())
-        self.factor, self.undone, self.held, self.began = (
-            numbers[name] for name in ("factor", "undone", "held", "began")
-        )
+        for name in KEPT:
+            setattr(self, name, numbers[name])
         if (folder / WEIGHTS).exists():
             found = load_file(folder / WEIGHTS)
             self.before = {name: found[name].to(value.device) for name, value in self.trained()}
+
+
+def _rounds(trainer: Any) -> bool:
+    """Whether weights that have hardly moved may give another loss."""
+    narrow = any(value.dtype != torch.float32 for value in trainer.model.parameters())
+    return narrow or trainer.args.bf16 or trainer.accelerator.device.type != "cpu"
 
 
 class Stepping(Scoring):
@@ -190,6 +238,11 @@ class Stepping(Scoring):
         if any(isinstance(module, nn.Dropout) and module.p > 0 for module in self.model.modules()):
             raise ValueError("backtracking compares losses, which dropout makes random: set disable_dropout: true")
         self.backtracking = Backtracking(self)
+        narrow = [value.dtype for _, value in self.backtracking.trained() if value.dtype != torch.float32]
+        if narrow:
+            raise ValueError(
+                f"backtracking needs trained weights in float32, with which bf16 computes as fast; got {narrow[0]}"
+            )
         self.add_callback(self.backtracking)
 
     def training_step(self, *arguments: Any, **options: Any) -> Tensor:
