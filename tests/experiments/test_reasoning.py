@@ -500,7 +500,7 @@ def other_truth(_, tasks, answers, completions):
 def test_the_command_compares_methods(tmp_path, monkeypatch):
     """The smoke preset as typed, from a start that need not be warmed up; then shown again."""
     start = small_start(tmp_path / "model")
-    monkeypatch.setattr(run, "embedded_start", lambda _: start)
+    monkeypatch.setattr(run, "embedded_start", lambda *_: start)
     monkeypatch.setattr(Correct, "outcomes", other_truth)
     out = tmp_path / "out"
     done = typed("--out", str(out))
@@ -540,7 +540,7 @@ def test_the_command_compares_methods(tmp_path, monkeypatch):
     monkeypatch.setattr(trial, "carried_out", lambda *_: 1 / 0)
     again = typed("--out", str(out), "--resume")
     assert again.exit_code == 0, again.exception
-    monkeypatch.setattr(run, "embedded_start", lambda _: small_start(tmp_path / "other", hidden=64))
+    monkeypatch.setattr(run, "embedded_start", lambda *_: small_start(tmp_path / "other", hidden=64))
     other = typed("--out", str(out), "--resume")
     assert "other settings" in str(other.exception)  # results of two starts are never merged
 

@@ -286,6 +286,14 @@ def test_some_studies(tmp_path, computed, monkeypatch):
     assert everything["runs"] == job(tmp_path / "all")[0]["runs"]
 
 
+def test_studies_run_in_the_order_in_which_they_are_asked_for(tmp_path, computed):
+    listed, _ = job(tmp_path / "out", "--studies", "mean,control,inner")
+    order = [name.split("-")[0] for name in computed]
+    assert order == ["rates"] * 6 + ["mean"] * 2 + ["control"] * 4 + ["inner"] * 4
+    studies = [line["study"] for line in listed["runs"]]
+    assert list(dict.fromkeys(studies)) == ["rates", "inner", "control", "mean"]  # as ever, or tables would differ
+
+
 RUN = {"study": "rates", "method": "ADPO", "rate": 3e-4, "seed": 0, "inner": 4, "changes": ", tau 0.3"}
 RUN |= {"collapsed": False, "stopped": None, "watched": 0.5, "chosen_by": 0.9, "measured": {}}
 KEPT = {"preset": "smoke", "start_digest": START, "provenance": [], "runs": [RUN], "against": []}
@@ -380,7 +388,7 @@ def test_what_is_published_can_be_added_to(tmp_path, monkeypatch, place):
 def test_a_job_that_was_carried_out_is_known(tmp_path, monkeypatch):
     """The smoke preset as typed, from a start that need not be warmed up; then from what it has listed."""
     start = small_start(tmp_path / "model")
-    monkeypatch.setattr(run, "embedded_start", lambda _: start)
+    monkeypatch.setattr(run, "embedded_start", lambda *_: start)
     first, _ = job(tmp_path / "one")
     monkeypatch.setattr(trial, "carried_out", lambda *_: 1 / 0)
     again, _ = job(tmp_path / "two", "--known", tmp_path / "one" / "runs.json")

@@ -38,6 +38,18 @@ def test_most_of_the_exam_are_mirror_images():
     assert all((parts.mirrored(prompt) in trained) == (prompt not in apart) for prompt in asked)
 
 
+def test_of_sums_no_mirror_image_is_anywhere_else():
+    found = problems.generated(PRESETS["sums"])
+    places = [found.train, found.watched, found.exams["sums"]]
+    prompts = [{row["prompt"] for row in rows} for rows in places]
+    turned = [{parts.mirrored(prompt) for prompt in each} for each in prompts]
+    for one, other in ((0, 1), (0, 2), (1, 2), (1, 0), (2, 0), (2, 1)):
+        assert not prompts[one] & (prompts[other] | turned[other])
+    assert [len(each) for each in prompts] == [7626, 200, 926]  # as the page says
+    assert parts.of(found) == {}
+    assert PRESETS["sums"].studies() == ("seeds", "beyond")
+
+
 def run(seed, right, method="ADPO"):
     told = {"study": "seeds", "method": method, "rate": 1e-4, "seed": seed, "inner": 4, "changes": "", "more": {}}
     exams = {"arithmetic": {"greedy": right.count("1") / 4, "pass_at_8": 1.0, "right": right}}

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adpo.lm.expressions import NotArithmeticError, evaluate
-from adpo.lm.tasks import LEVELS, TASKS, Outcome, check, problems, split_of
+from adpo.lm.tasks import LEVELS, TASKS, Outcome, check, problems, split_of, up_to
 
 
 @pytest.mark.parametrize("level", range(1, LEVELS + 1))
@@ -26,6 +26,22 @@ def test_training_and_test_problems_never_mix(task):
     test = {p.prompt for seed in range(3) for p in problems(task, 20, level=3, seed=seed, split="test")}
     assert not train & test
     assert {split_of(p) for p in problems(task, 20, level=3, seed=9, split="test")} == {"test"}
+
+
+def test_a_sum_is_held_out_in_both_orders():
+    sides = {}
+    for split in ("train", "test"):
+        for problem in up_to("sums", 10_000, level=2, seed=0, split=split):
+            sides.setdefault(frozenset(problem.prompt.removesuffix("=").split("+")), set()).add(split)
+    assert len(sides) > 5000  # of 5,050 pairs
+    assert all(len(splits) == 1 for splits in sides.values())
+    assert 0.08 < sum(splits == {"test"} for splits in sides.values()) / len(sides) < 0.12
+
+
+@pytest.mark.parametrize("level", range(1, LEVELS + 1))
+def test_sums_say_what_they_mean(level):
+    for problem in problems("sums", 20, level=level, seed=0):
+        assert evaluate(problem.prompt.rstrip("=")).value == int(problem.answer) < 2 * 10**level
 
 
 def test_arithmetic_says_what_it_means():
