@@ -13,7 +13,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from adpo.experiments.reasoning.methods import METHODS, Settings
-from adpo.experiments.reasoning.variants import OF_WORDS, VARIANTS, Variant
+from adpo.experiments.reasoning.variants import OF_SUMS, OF_WORDS, VARIANTS, Variant
 
 FURTHER = 3.0
 """From a learning rate to the next, where the best is the first or the last of those that were tried."""
@@ -257,7 +257,7 @@ PRESETS = {
         inners=(),
         wider=(),
         controls=(),
-        variants=tuple(variant for variant in VARIANTS if variant.study == "beyond"),
+        variants=OF_SUMS,
     ),
     "gpu": Preset(
         start="smollm2",

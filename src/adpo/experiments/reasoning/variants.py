@@ -71,6 +71,11 @@ VARIANTS = (
 """Beyond: every method is at its best with the first or the last of the settings it has to choose from; where one
 further is better by what is watched, another step is taken."""
 
+OF_SUMS = (
+    Variant("beyond", (("tau", 0.03),)),
+    Variant("beyond", (("epsilon", 0.05),), methods=("GRPO", "Dr. GRPO")),
+)
+"""GSPO is at its best with the setting between the others."""
 
 OF_WORDS = (
     Variant("hackable", reward="hackable", methods=("ADPO", "GRPO", "GSPO")),
