@@ -287,11 +287,11 @@ def test_some_studies(tmp_path, computed, monkeypatch):
 
 
 def test_studies_run_in_the_order_in_which_they_are_asked_for(tmp_path, computed):
-    listed, _ = job(tmp_path / "out", "--studies", "mean,control,inner")
+    listed, _ = job(tmp_path / "out", "--studies", "mean,seeds,inner")
     order = [name.split("-")[0] for name in computed]
-    assert order == ["rates"] * 6 + ["mean"] * 2 + ["control"] * 4 + ["inner"] * 4
+    assert order == ["rates"] * 6 + ["mean"] * 2 + ["seeds"] * 4 + ["inner"] * 4
     studies = [line["study"] for line in listed["runs"]]
-    assert list(dict.fromkeys(studies)) == ["rates", "inner", "control", "mean"]  # as ever, or tables would differ
+    assert list(dict.fromkeys(studies)) == ["rates", "seeds", "inner", "mean"]  # as ever, or tables would differ
 
 
 RUN = {"study": "rates", "method": "ADPO", "rate": 3e-4, "seed": 0, "inner": 4, "changes": ", tau 0.3"}

@@ -22,6 +22,8 @@ def test_a_problem_says_much_of_its_mirror_image():
     trained = ("47+69=", "5*8=", "9-3=")
     assert parts.of(sets(trained, ["69+47=", "1+2=", "8*5=", "3-9=", "8+5="])) == {PART: [1, 3, 4]}
     assert parts.of(sets(trained, ["1+2=", "3-9="])) == {}  # all of them: no part
+    twice = sets(trained, ["1+2=", "2+2=", "2+1=", "3-9=", "9-3="])
+    assert parts.of(twice) == {"arithmetic, each pair once": [0, 1, 3, 4]}
     assert parts.of(sets(trained, ["69+47="])) == {}
     chat = [{"role": "user", "content": "What is 69+47?"}]
     assert parts.of(sets(trained, [chat])) == {}
@@ -45,8 +47,12 @@ def test_of_sums_no_mirror_image_is_anywhere_else():
     turned = [{parts.mirrored(prompt) for prompt in each} for each in prompts]
     for one, other in ((0, 1), (0, 2), (1, 2), (1, 0), (2, 0), (2, 1)):
         assert not prompts[one] & (prompts[other] | turned[other])
-    assert [len(each) for each in prompts] == [7626, 200, 926]  # as the page says
-    assert parts.of(found) == {}
+    assert [len(each) for each in prompts] == [7626, 200, 926]
+    ((name, places),) = parts.of(found).items()
+    assert name == "sums, each pair once"
+    asked = [found.exams["sums"][place]["prompt"] for place in places]
+    assert not {parts.mirrored(prompt) for prompt in asked if parts.mirrored(prompt) != prompt} & set(asked)
+    assert prompts[2] <= set(asked) | {parts.mirrored(prompt) for prompt in asked}
     assert PRESETS["sums"].studies() == ("seeds", "beyond")
 
 

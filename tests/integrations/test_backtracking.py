@@ -14,6 +14,7 @@ from datasets import Dataset
 from test_trl_online import trained, weights
 from tiny_lm import model as small_model
 
+from adpo.integrations.guards import TrainingStoppedError
 from adpo.integrations.trl import ADPOConfig, backtracking
 from adpo.integrations.trl.baselines import FastGRPOConfig, FastGRPOTrainer
 
@@ -240,12 +241,12 @@ def test_rounding_is_no_step_too_far(tmp_path, monkeypatch, train):
     """With a rate that moves nothing but roundings."""
     monkeypatch.setattr(tiny_lm, "model", deep)
     options = {"learning_rate": 1e-9 if train is narrow_adpo else 1e-7, "backtracking": True}
-    found = train(tmp_path, 10 * INNER, **options)
-    assert found.backtracking.undone < 2  # sixteen completions do not measure it well
-    assert len(found.backtracking.rises) == backtracking.SEEN
-    assert logged(found, "adpo/rounding")[-1] == max(found.backtracking.rises) > 1e-3
-    monkeypatch.setattr(backtracking, "_rounds", lambda _: False)
-    assert train(tmp_path, 10 * INNER, **options).backtracking.undone > 2  # they would have been taken for steps
+    found = train(tmp_path, 12 * INNER, **options).backtracking
+    assert len(found.rises) == backtracking.SEEN
+    assert all(rise > 0 for rise in found.rises)
+    monkeypatch.setattr(backtracking, "_nudge", lambda _: 0.0)
+    taken_for_steps = train(tmp_path, 12 * INNER, **options).backtracking.undone
+    assert taken_for_steps > 2 * found.undone  # sixteen completions do not measure it well
 
 
 @NARROW
@@ -254,18 +255,31 @@ def test_a_step_too_far_is_seen_above_the_rounding(tmp_path, monkeypatch, train)
     found = train(tmp_path, 4 * INNER, learning_rate=WILD, backtracking=True)
     assert found.backtracking.undone > 4
     assert all(torch.isfinite(value).all() for value in weights(found))
+    assert logged(found, "adpo/rounding")[-1] < 10  # of wild weights it would be thousands
 
 
 @NARROW
-def test_where_rounding_is_measured_the_weights_are_nudged_and_go_back(tmp_path, monkeypatch, train):
+def test_of_two_steps_the_measured_one_is_the_only_one(tmp_path, monkeypatch, train):
+    """No pass would judge the other: the rollouts in which rounding is measured move nothing."""
+    monkeypatch.setattr(tiny_lm, "model", deep)
+    found = train(tmp_path, 2 * backtracking.SEEN, num_iterations=2, learning_rate=WILD, backtracking=True)
+    assert len(found.backtracking.rises) == backtracking.SEEN
+    assert same(weights(found), list(deep().parameters()))
+
+
+@NARROW
+def test_weights_are_nudged_and_go_back(tmp_path, monkeypatch, train):
     monkeypatch.setattr(tiny_lm, "model", deep)
     begun = list(deep().parameters())
-    nudged = weights(train(tmp_path, 1, learning_rate=0.01, backtracking=True))
-    for before, after in zip(begun, nudged, strict=True):
-        most = before.abs().clamp_min(2**-6) * 2**-12
-        assert ((after - before).abs() <= 1.001 * most).all()
-        assert (after != before).float().mean() > 0.99
     assert same(weights(train(tmp_path, 2, learning_rate=0.0, backtracking=True)), begun)
+    ended = train(tmp_path, 1, learning_rate=0.01, backtracking=True)
+    assert same(weights(ended), begun)  # also of a run that ends while they are nudged
+    ended.backtracking._move(backtracking.IN_BFLOAT16, 0)
+    for before, after in zip(begun, weights(ended), strict=True):
+        most = before.abs().clamp_min(2**-6) * 2**-12
+        assert ((after - before).abs() <= 1.01 * most).all()
+        assert (after != before).float().mean() > 0.99
+        assert 0.2 < (after > before).float().mean() < 0.8
 
 
 def test_an_adapter_that_is_zero_is_nudged_too(tmp_path):
@@ -275,7 +289,24 @@ def test_an_adapter_that_is_zero_is_nudged_too(tmp_path):
     found = narrow_adpo(tmp_path, 1, learning_rate=0.01, backtracking=True, peft_config=lora)
     zeros = [value for name, value in found.model.named_parameters() if "lora_B" in name]
     assert zeros
+    assert not any(value.any() for value in zeros)
+    found.backtracking._move(backtracking.IN_BFLOAT16, 0)
     assert all((value.abs() == 2**-18).all() for value in zeros)
+
+
+def test_rounding_is_measured_where_there_is_something_to_learn(tmp_path, monkeypatch):
+    monkeypatch.setattr(online, "reward", lambda completions, **_: [1.0] * len(completions))
+    assert narrow_grpo(tmp_path, 2 * INNER, learning_rate=0.01, backtracking=True).backtracking.rises == []
+
+
+def test_gradients_that_are_no_numbers_still_end_a_run(tmp_path, monkeypatch):
+    """Steps that are refused are counted, whatever would be measured."""
+    broken = deep()
+    with torch.no_grad():
+        broken.lm_head.weight.mul_(float("nan"))
+    monkeypatch.setattr(tiny_lm, "model", lambda: broken)
+    with pytest.raises(TrainingStoppedError, match="5 optimizer steps in a row"):
+        narrow_adpo(tmp_path, 4 * INNER, learning_rate=0.01, backtracking=True)
 
 
 def test_narrow_weights_are_refused(tmp_path, monkeypatch):
@@ -284,27 +315,40 @@ def test_narrow_weights_are_refused(tmp_path, monkeypatch):
         adpo(tmp_path, 1, backtracking=True)
 
 
-def worker(folder):
-    """One of two processes: weights, and what was taken back."""
-    trainer = adpo(folder, 9, size=4, accumulation=2, processes=2, learning_rate=3.0, backtracking=True)
+def worker(folder, *words):
+    """One of two processes: weights, what was taken back, and what rounding was measured."""
+    options = {"learning_rate": 3.0, "backtracking": True, "bf16": "bf16" in words}
+    trainer = adpo(folder, 9, size=4, accumulation=2, processes=2, **options)
     assert trainer.accelerator.num_processes == 2
     rank = trainer.accelerator.process_index
-    torch.save((weights(trainer), trainer.backtracking.undone), folder / f"{rank}.pt")
+    judge = trainer.backtracking
+    torch.save((weights(trainer), judge.undone, judge.rises), folder / f"{rank}.pt")
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
     os._exit(0)  # threads of the process group may still be at work, and end a process that ends slowly
 
 
-def test_two_processes_judge_alike(tmp_path):
-    result = two_processes.run(__file__, tmp_path)
+def of_both(folder, *words):
+    result = two_processes.run(__file__, folder, *words)
     assert result.returncode == 0, result.stderr[-2000:]
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
+
+
+def test_two_processes_judge_alike(tmp_path):
     alone = adpo(tmp_path, 9, learning_rate=3.0, backtracking=True)
-    for rank in range(2):
-        found, undone = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
+    for found, undone, _ in of_both(tmp_path):
         assert undone == alone.backtracking.undone > 0
         for one, other in zip(found, weights(alone), strict=True):
             torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
 
 
+def test_two_processes_are_nudged_alike(tmp_path):
+    (one, undone, rises), other = of_both(tmp_path, "bf16")
+    assert (undone, rises) == other[1:]
+    assert undone > 0
+    assert len(rises) == 2  # of the third rollout there is one step
+    assert same(one, other[0])
+
+
 if __name__ == "__main__":
-    worker(Path(sys.argv[1]))
+    worker(Path(sys.argv[1]), *sys.argv[2:])

@@ -7,7 +7,7 @@ from typing import Any
 
 from adpo.lm.tasks import Problem, Split, up_to
 
-TASKS = ("arithmetic", "modulo", "sequence")  # those whose answer is a number
+TASKS = ("arithmetic", "modulo", "sequence", "sums")  # those whose answer is a number
 
 
 def graded(

@@ -1,4 +1,4 @@
-"""Exam problems whose mirror image was not trained on: 47+69 says much of 69+47."""
+"""Parts of exams without mirror images of what was trained on, or of each other: 47+69 says much of 69+47."""
 
 from __future__ import annotations
 
@@ -15,14 +15,24 @@ _SWAPPED = re.compile(r"(\d+)([+*])(\d+)=")
 
 
 def of(sets: Sets) -> Places:
-    """Of exams in arithmetic the part without such problems, where there are any."""
+    """Of exams in arithmetic: where some were trained on in the other order the others; else the first of a pair."""
     trained = {row["prompt"] for row in sets.train if isinstance(row["prompt"], str)}
     found = {}
     for exam, rows in sets.exams.items():
-        apart = [place for place, row in enumerate(rows) if mirrored(row["prompt"]) not in trained]
-        if 0 < len(apart) < len(rows):
-            found[_named(exam)] = apart
+        prompts = [row["prompt"] for row in rows]
+        apart = [place for place, prompt in enumerate(prompts) if mirrored(prompt) not in trained]
+        if 0 < len(apart) < len(prompts):
+            found[f"{exam}, unmirrored"] = apart
+        elif apart and len(firsts := _firsts(prompts)) < len(prompts):
+            found[f"{exam}, each pair once"] = firsts
     return found
+
+
+def _firsts(prompts: Sequence[Any]) -> list[int]:
+    """Of two that are each other's mirror image the first, and all that are alone."""
+    turned = [mirrored(prompt) for prompt in prompts]
+    places = {prompt: place for place, prompt in enumerate(prompts) if isinstance(prompt, str)}
+    return [place for place, prompt in enumerate(turned) if places.get(str(prompt), place) >= place]
 
 
 def mirrored(prompt: Any) -> str | None:
@@ -51,9 +61,5 @@ def kept(runs: Sequence[dict[str, Any]], part: str) -> bool:
     return all(part in run["exams"] for run in runs if run["trial"]["study"] == "seeds")
 
 
-def _named(exam: str) -> str:
-    return f"{exam}, unmirrored"
-
-
-def _exam(name: str) -> str:
-    return name.removesuffix(", unmirrored")
+def _exam(part: str) -> str:
+    return part.rsplit(", ", 1)[0]

@@ -87,8 +87,7 @@ def reproduce(name: str, methods: Sequence[str] | None, seeds: int | None, order
         runs += work.trials(preset.settings(summary.chosen(runs)))
     best = summary.chosen(runs)
     if not work.left:
-        runs += work.trials(preset.reported(best))
-        runs += work.trials(preset.beside(best))
+        runs += work.trials([*preset.reported(best), *preset.beside(best)])
     parts.add(runs, start, apart)
     asked = (*preset.exams, *(part for part in apart if parts.kept(runs, part)), WATCHED)
     said = earlier.against

@@ -12,7 +12,7 @@ from adpo.experiments.statistics import interval
 
 KEYS = ("study", "method", "rate", "inner", "changes")
 """What tells the lines of a table apart."""
-AT_THE_END = ("rate_factor", "steps_undone")
+AT_THE_END = ("rate_factor", "rounding", "steps_undone")
 """Of what `backtracking` logs."""
 OF_A_RUN = ("entropy", "kl_to_start", "forgetting", "seconds_per_step", "tokens_per_step")
 

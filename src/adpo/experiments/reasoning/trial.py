@@ -39,6 +39,7 @@ LOGGED = (
     "adpo/log_ratio",
     "adpo/policy_entropy",
     "adpo/rate_factor",
+    "adpo/rounding",
     "adpo/steps_undone",
 )
 DISTANCE_PROBLEMS = 64

@@ -75,7 +75,7 @@ OF_SUMS = (
     Variant("beyond", (("tau", 0.03),)),
     Variant("beyond", (("epsilon", 0.05),), methods=("GRPO", "Dr. GRPO")),
 )
-"""GSPO is at its best with the setting between the others."""
+"""Of those with which ADPO is compared first; GSPO is at its best with the setting between the others."""
 
 OF_WORDS = (
     Variant("hackable", reward="hackable", methods=("ADPO", "GRPO", "GSPO")),

@@ -6,9 +6,9 @@ the learning rate is halved. So it fits itself to what the loss can bear, howeve
 of TRPO, with no pass made for it.
 
 In bfloat16, and on a GPU, the loss rises by rounding as soon as the weights are others, however little; where a
-rollout begins, at the anchor itself, there is none of it. So in the first three rollouts and then in one of eight,
-the first step is given up: the weights are nudged instead, and what the loss rises by is rounding. Steps are judged
-by what is above it.
+rollout begins, and policy and on-policy anchor are the same, there is none of it. So in the first three rollouts
+and then in one of eight, the first step is given up: the weights are nudged instead, and what the loss rises by is
+rounding. Steps are judged by what is above it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import logging
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -33,9 +34,10 @@ log = logging.getLogger("adpo")
 SLACK = 1e-3
 """What a loss may rise by: rounding, in float32 on a CPU."""
 TWICE, SEEN = 2.0, 3
-"""Times the largest of so many rises by rounding: what it may rise by where that was measured."""
-NUDGE, OF_ZERO = 2**-12, 2**-6
-"""Relative to a weight, and how large one of zero (as LoRA begins with) counts: enough to be rounded otherwise."""
+"""Times the median of the last so many rises by rounding: what it may rise by where that was measured."""
+IN_BFLOAT16, ON_A_GPU, AT_LEAST = 2**-12, 2**-14, 2**-6
+"""What a weight is nudged by, relative to it, and how large a smaller one counts (LoRA begins with some of zero):
+enough for others to be rounded up or down, in bfloat16, and in what a GPU makes of float32."""
 LITTLE = 2**-10
 """Of the learning rate: when so little is left of it, every further halving is a warning."""
 RECOVERY = 8
@@ -90,7 +92,7 @@ class Backtracking(TrainerCallback):  # type: ignore[misc]
         self.factor = 1.0  # of the learning rate
         self.undone = 0
         self.before: dict[str, Tensor] = {}  # weights before the latest step
-        self.rounds = _rounds(trainer)
+        self.nudge = _nudge(trainer)
         self.rises: list[float] = []  # of the loss by rounding, the latest ones
         self.unmeasured = 0  # rollouts since
         self.nudged = False  # in place of the step before
@@ -105,10 +107,10 @@ class Backtracking(TrainerCallback):  # type: ignore[misc]
         if place == 1:
             self._begin(loss)
             self._keep()
-            if self.rounds and (len(self.rises) < SEEN or self.unmeasured >= RECOVERY):
-                self._nudge()
+            if self.nudge and self._due(loss):
+                self._move(self.nudge, state.global_step)
         elif self.nudged:
-            self._measure(loss)
+            self._measure(loss, last=place == args.num_iterations)
         elif math.isfinite(self.began) and not loss <= self.began + self.slack():
             self._take_back(state.global_step, loss)
         elif place < args.num_iterations:
@@ -116,13 +118,18 @@ class Backtracking(TrainerCallback):  # type: ignore[misc]
         elif not self.held:  # and nobody would judge this one
             self._leave_out()
         self._slow_down()
-        self.trainer._note(rate_factor=self.factor, **({"rounding": max(self.rises)} if self.rises else {}))
+        self.trainer._note(rate_factor=self.factor, **({"rounding": median(self.rises)} if self.rises else {}))
         self.trainer._metrics["train"]["adpo/steps_undone"] = [float(self.undone)]  # a count: not to be averaged
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
         """The schedule of the rate knows nothing of the factor."""
         for group, rate in zip(self.trainer.optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        if self.nudged:
+            self._go_back()
+            self.nudged = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
         self.loss = torch.zeros_like(self.loss)
@@ -139,24 +146,35 @@ class Backtracking(TrainerCallback):  # type: ignore[misc]
 
     def slack(self) -> float:
         """What a loss may rise by."""
-        return SLACK + TWICE * max(self.rises, default=0.0)
+        return SLACK + TWICE * (median(self.rises) if self.rises else 0.0)
+
+    def _due(self, loss: float) -> bool:
+        """Whether the rounding is to be measured, and can be: where there is nothing to learn it does not show."""
+        if not math.isfinite(loss) or (len(self.rises) == SEEN and self.unmeasured < RECOVERY):
+            return False
+        return any(value.grad is not None and bool(value.grad.any()) for _, value in self.trained())
 
     @torch.no_grad()
-    def _nudge(self) -> None:
-        """Every weight a little up or down, in all processes alike."""
-        for _, value in self.trained():
-            draw = torch.Generator(value.device).manual_seed(0)
-            signs = torch.randint(2, value.shape, generator=draw, device=value.device).mul_(2).sub_(1)
-            value.add_(signs * value.abs().clamp_min_(OF_ZERO).mul_(NUDGE))
+    def _move(self, nudge: float, seed: int) -> None:
+        """Every weight a little up or down, in all processes alike, in place of a step."""
         self._leave_out()
+        draws: dict[torch.device, torch.Generator] = {}
+        for _, value in self.trained():
+            draw = draws.setdefault(value.device, torch.Generator(value.device).manual_seed(seed))
+            up = torch.empty(value.shape, dtype=torch.bool, device=value.device).bernoulli_(generator=draw)
+            size = value.abs().clamp_min_(AT_LEAST).mul_(nudge)
+            value.add_(torch.where(up, size, -size))
         self.nudged = True
 
-    def _measure(self, loss: float) -> None:
-        """By the rollout's loss at nudged weights; the gradient at hand is as good as any where it began."""
+    def _measure(self, loss: float, last: bool) -> None:
+        """By the loss at nudged weights; the gradient at hand is as good as any where the rollout began."""
         self._go_back()
         self.nudged, self.unmeasured = False, 0
         if math.isfinite(loss):
             self.rises = [*self.rises, abs(loss - self.began)][-SEEN:]
+        if last or not math.isfinite(loss):  # no pass would judge this step
+            self._leave_out()
+            self.held = False
 
     @torch.no_grad()
     def _go_back(self) -> None:
@@ -208,16 +226,21 @@ class Backtracking(TrainerCallback):  # type: ignore[misc]
             raise ValueError(f"{folder} holds no {NUMBERS}: it was trained without backtracking")
         numbers = json.loads((folder / NUMBERS).read_text())
         for name in KEPT:
-            setattr(self, name, numbers[name])
+            setattr(self, name, numbers.get(name, getattr(self, name)))
         if (folder / WEIGHTS).exists():
             found = load_file(folder / WEIGHTS)
             self.before = {name: found[name].to(value.device) for name, value in self.trained()}
 
 
-def _rounds(trainer: Any) -> bool:
-    """Whether weights that have hardly moved may give another loss."""
-    narrow = any(value.dtype != torch.float32 for value in trainer.model.parameters())
-    return narrow or trainer.args.bf16 or trainer.accelerator.device.type != "cpu"
+def _nudge(trainer: Any) -> float:
+    """How much weights have to differ for their rounding to; zero where that is nothing to speak of."""
+    if trainer.args.bf16 or any(_narrow(value) for value in trainer.model.parameters()):
+        return IN_BFLOAT16
+    return 0.0 if trainer.accelerator.device.type == "cpu" else ON_A_GPU
+
+
+def _narrow(value: Tensor) -> bool:
+    return value.element_size() < 4
 
 
 class Stepping(Scoring):
@@ -238,7 +261,7 @@ class Stepping(Scoring):
         if any(isinstance(module, nn.Dropout) and module.p > 0 for module in self.model.modules()):
             raise ValueError("backtracking compares losses, which dropout makes random: set disable_dropout: true")
         self.backtracking = Backtracking(self)
-        narrow = [value.dtype for _, value in self.backtracking.trained() if value.dtype != torch.float32]
+        narrow = [value.dtype for _, value in self.backtracking.trained() if _narrow(value)]
         if narrow:
             raise ValueError(
                 f"backtracking needs trained weights in float32, with which bf16 computes as fast; got {narrow[0]}"
