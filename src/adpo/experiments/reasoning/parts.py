@@ -15,7 +15,7 @@ _SWAPPED = re.compile(r"(\d+)([+*])(\d+)=")
 
 
 def of(sets: Sets) -> Places:
-    """Of exams in arithmetic: where some were trained on in the other order the others; else the first of a pair."""
+    """Of arithmetic: where some were trained on in the other order, the others; else the first of a pair."""
     trained = {row["prompt"] for row in sets.train if isinstance(row["prompt"], str)}
     found = {}
     for exam, rows in sets.exams.items():
