@@ -360,7 +360,7 @@ def test_a_mistake_is_one_line_and_exit_code_two(tmp_path, computed, monkeypatch
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("place", [0, 1, 2])
 def test_what_is_published_can_be_added_to(tmp_path, monkeypatch, place):
     """With no time for a trial it comes out as it went in."""
     kept = json.loads(PUBLISHED.read_text())[place]
@@ -368,7 +368,7 @@ def test_what_is_published_can_be_added_to(tmp_path, monkeypatch, place):
     start = {name: value for name, value in kept["start"].items() if name not in exams} | {"exams": exams}
     monkeypatch.setattr(trial, "examined", lambda *_: start)
     monkeypatch.setattr(run, "placed", lambda preset, _: placed(preset, kept["start_digest"]))
-    if kept["preset"] != "embedded":  # its problems are files, which are not at hand
+    if PRESETS[kept["preset"]].files is not None:  # its problems are files, which are not at hand
         monkeypatch.setattr(run, "_digests", lambda *_: {})
         monkeypatch.setattr(run, "fingerprint", lambda _: kept["job"])
     methods = ",".join(short for short, name in SHORT.items() if name in kept["best"])
