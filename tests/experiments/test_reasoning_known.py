@@ -20,7 +20,8 @@ from adpo import cli
 from adpo.experiments.reasoning import comparisons, problems, run, summary, trial
 from adpo.experiments.reasoning.answers import packed, unpacked
 from adpo.experiments.reasoning.methods import SHORT
-from adpo.experiments.reasoning.protocol import PRESETS, Choice
+from adpo.experiments.reasoning.presets import PRESETS
+from adpo.experiments.reasoning.protocol import Choice
 from adpo.experiments.reasoning.tables import tables
 from adpo.experiments.statistics import holm, paired, paired_p
 from adpo.report import experiments

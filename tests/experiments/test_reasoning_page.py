@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from adpo.experiments.reasoning import comparisons, summary
-from adpo.experiments.reasoning.protocol import PRESETS
+from adpo.experiments.reasoning.presets import PRESETS
 from adpo.experiments.reasoning.tables import tables
 from adpo.experiments.statistics import holm
 

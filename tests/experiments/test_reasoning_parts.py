@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("trl")
 
 from adpo.experiments.reasoning import comparisons, parts, problems, summary
-from adpo.experiments.reasoning.protocol import PRESETS
+from adpo.experiments.reasoning.presets import PRESETS
 from adpo.experiments.reasoning.tables import tables
 
 PART = "arithmetic, unmirrored"

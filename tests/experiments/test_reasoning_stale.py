@@ -10,7 +10,8 @@ import torch
 from test_reasoning import seeded, small_start
 
 from adpo.experiments.reasoning import comparisons, figures, problems, summary, trial
-from adpo.experiments.reasoning.protocol import PRESETS, Choice, Trial
+from adpo.experiments.reasoning.presets import PRESETS
+from adpo.experiments.reasoning.protocol import Choice, Trial
 from adpo.experiments.reasoning.rewards import Watched
 from adpo.experiments.reasoning.tables import tables
 from adpo.experiments.reasoning.variants import OF_WORDS

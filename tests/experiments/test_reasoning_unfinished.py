@@ -10,7 +10,8 @@ from test_reasoning import small_start
 
 from adpo.experiments.cells import Cell, Job
 from adpo.experiments.reasoning import problems, trial
-from adpo.experiments.reasoning.protocol import PRESETS, Trial
+from adpo.experiments.reasoning.presets import PRESETS
+from adpo.experiments.reasoning.protocol import Trial
 
 SMOKE = PRESETS["smoke"]
 LONG = replace(SMOKE, kept_every=2, watch_every=3)

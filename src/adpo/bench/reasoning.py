@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from adpo.experiments.reasoning.presets import PRESETS
 from adpo.experiments.reasoning.problems import INSTRUCTION, Sets
-from adpo.experiments.reasoning.protocol import PRESETS, Preset, Trial
+from adpo.experiments.reasoning.protocol import Preset, Trial
 from adpo.experiments.reasoning.starts import Start
 from adpo.experiments.reasoning.trial import carried_out
 from adpo.lm.tasks import Problem

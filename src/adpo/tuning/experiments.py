@@ -164,14 +164,14 @@ class Reasoning(Experiment):
 
     def usual(self) -> dict[str, Any]:
         from adpo.experiments.reasoning.methods import METHODS, SHORT
-        from adpo.experiments.reasoning.protocol import PRESETS
+        from adpo.experiments.reasoning.presets import PRESETS
 
         method = METHODS[SHORT[self.one_of("method", list(SHORT))]]
         preset = PRESETS[self.one_of("preset", list(PRESETS))]
         return {"learning_rate": preset.rates[0], **dict(method.settings[0])}
 
     def ranges(self) -> dict[str, Range]:
-        from adpo.experiments.reasoning.protocol import PRESETS
+        from adpo.experiments.reasoning.presets import PRESETS
 
         rates = PRESETS[str(self.given["preset"])].rates
         known = {"tau": TAU, "learning_rate": Range(min(rates) / 2, max(rates) * 2)}
@@ -187,7 +187,7 @@ class Reasoning(Experiment):
 
     def _place(self) -> Any:
         from adpo.experiments.reasoning import run
-        from adpo.experiments.reasoning.protocol import PRESETS
+        from adpo.experiments.reasoning.presets import PRESETS
 
         model, adapter, data = (str(self.given[name]) or None for name in ("model", "adapter", "data"))
         order = run.Order(Path(), model=model, adapter=adapter, data=None if data is None else Path(data))

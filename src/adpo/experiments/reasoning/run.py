@@ -18,8 +18,9 @@ from adpo.experiments.reasoning.answers import WATCHED
 from adpo.experiments.reasoning.figures import draw
 from adpo.experiments.reasoning.known import Known
 from adpo.experiments.reasoning.methods import SHORT
+from adpo.experiments.reasoning.presets import PRESETS
 from adpo.experiments.reasoning.problems import Sets
-from adpo.experiments.reasoning.protocol import PRESETS, Preset, Trial
+from adpo.experiments.reasoning.protocol import Preset, Trial
 from adpo.experiments.reasoning.starts import Start, embedded_start
 from adpo.experiments.reasoning.tables import tables
 from adpo.experiments.tables import markdown, terminal
