@@ -65,6 +65,14 @@ def history(trainer):
     return [{k: v for k, v in entry.items() if k not in TIMES} for entry in trainer.state.log_history]
 
 
+TAKEN_BACK = {
+    "per_device_train_batch_size": 8,
+    "num_iterations": 3,
+    "backtracking": True,
+    "learning_rate": 100.0,
+    "optim": "sgd",
+    "max_grad_norm": 0.0,
+}
 RUNS = {
     # generation_batch_size 8, batches of 4: two steps to a rollout; five prompts, two to a rollout: two rollouts
     # (four steps) to an epoch. Seven steps end in the middle of the second epoch.
@@ -77,23 +85,8 @@ RUNS = {
     "fixed, budget": {"anchor": "fixed", "kl_budget": 1e9},
     "lora": {"peft": True, "anchor": "ema"},
     "accumulation": {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "num_iterations": 2},
-    "steps taken back": {
-        "per_device_train_batch_size": 8,
-        "num_iterations": 3,
-        "backtracking": True,
-        "learning_rate": 100.0,
-        "optim": "sgd",
-        "max_grad_norm": 0.0,
-    },
-    "steps taken back, in bfloat16": {
-        "per_device_train_batch_size": 8,
-        "num_iterations": 3,
-        "backtracking": True,
-        "learning_rate": 100.0,
-        "optim": "sgd",
-        "max_grad_norm": 0.0,
-        "bf16": True,
-    },
+    "steps taken back": TAKEN_BACK,
+    "steps taken back, in bfloat16": {**TAKEN_BACK, "bf16": True},
     "grpo": {"trainer": ExactResume, "num_iterations": 2},
     "grpo with a reference": {"trainer": ExactResume, "loss_type": "dr_grpo", "num_iterations": 3},
 }
