@@ -19,6 +19,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 import adpo
+from adpo.errors import NothingLearnedError
 from adpo.extras import require
 from adpo.reproduce import reproduce
 from adpo.tuning_commands import tune
@@ -242,6 +243,9 @@ def main() -> None:
     except ValueError as error:
         print(f"adpo: {error}", file=sys.stderr)
         code = 2
+    except NothingLearnedError as error:
+        print(f"adpo: {error}", file=sys.stderr)
+        code = 1
     except OSError as error:
         if error.errno not in NO_PLACE:
             raise

@@ -12,6 +12,7 @@ import torch
 from accelerate.utils import broadcast_object_list
 from rich.table import Table
 
+from adpo.errors import NothingLearnedError
 from adpo.integrations.trl import TrainingStoppedError
 from adpo.lm.evaluate import Estimate, Scored, gain
 from adpo.lm.rewards import Correct
@@ -63,6 +64,8 @@ def train(
         f"{summary['steps']} steps, {summary['seconds']:.0f} s. Checkpoint: {summary['checkpoint']}. "
         f"Metrics: {summary['metrics']}. Summary: {folder / 'summary.json'}"
     )
+    if summary["nothing_learnt"]:
+        raise NothingLearnedError(summary["nothing_learnt"])
 
 
 def _dry_run(order: Ordered[Asked], display: Display) -> None:

@@ -13,6 +13,7 @@ from rich.table import Table
 from transformers import set_seed
 from transformers.trainer_callback import PrinterCallback
 
+from adpo.errors import NothingLearnedError
 from adpo.files import write_json
 from adpo.integrations.guards import TrainingStoppedError
 from adpo.integrations.listwise import ListwiseConfig, ListwiseTrainer, sources
@@ -117,6 +118,7 @@ def train(order: Ordered[AskedToPrefer], display: Display, dry_run: bool = False
         "seed": order.seed,
         "scoring": trainer.scorer.chosen(),
         "steps": trainer.state.global_step,
+        "nothing_learnt": trainer.weights_moved.verdict(),
         "checkpoint": str(final),
         "metrics": str(folder / "metrics.jsonl"),
         "seconds": round(time.monotonic() - order.started, 1),
@@ -235,3 +237,5 @@ def _show(summary: dict[str, Any], folder: Path, display: Display) -> None:
         f"{summary['steps']} steps, {summary['seconds']:.0f} s. Checkpoint: {summary['checkpoint']}. "
         f"Metrics: {summary['metrics']}. Summary: {folder / 'summary.json'}"
     )
+    if summary["nothing_learnt"]:
+        raise NothingLearnedError(summary["nothing_learnt"])

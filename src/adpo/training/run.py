@@ -168,6 +168,7 @@ def train(order: Ordered[Asked], display: Display) -> dict[str, Any]:
         "scoring": trainer.scorer.chosen(),
         "sampling": trainer.how_sampled(),
         "steps": trainer.state.global_step,
+        "nothing_learnt": trainer.weights_moved.verdict(),
         "checkpoint": str(final),
         "metrics": str(folder / "metrics.jsonl"),
         "seconds": round(time.monotonic() - order.started, 1),

@@ -12,9 +12,11 @@ from torch import Tensor
 from adpo.core.temperature import Temperature
 from adpo.exact import GroupGradient
 from adpo.integrations.auto_tau import CALIBRATION_ROLLOUTS, NEAR_PEAK, AutoTau, rate_of
+from adpo.integrations.gradient_monitor import GradientMonitor
 from adpo.integrations.listwise.collate import Batch
 from adpo.integrations.listwise.scores import Scoring
 from adpo.integrations.passes import is_sharded
+from adpo.integrations.weights_moved import WeightsMoved
 from adpo.lm.preference_table import PreferenceTable
 from adpo.lm.rankings import Ranking, ranking
 
@@ -34,12 +36,19 @@ class Watching(Scoring):
         self._calibrating: list[tuple[Batch, Tensor]] = []  # batches of the step, and their logp before it
         self._rate = 1.0  # of that step, as a share of the highest
         self._heard: defaultdict[str, float] = defaultdict(float)  # sums over the step, for the temperature
+        self._with_gradient: list[float] = []  # shares of lists, batch by batch of a step
+        self.gradient_monitor = GradientMonitor()
+        self.weights_moved = WeightsMoved(self, self.gradient_monitor)
+        self.add_callback(self.weights_moved)
 
     def _observe(
         self, batch: Batch, found: GroupGradient, anchor_logp: Tensor | None, best: Tensor, worst: Tensor
     ) -> None:
         """After the passes of a batch; ``anchor_logp`` is None where there is no anchor."""
         self._note(**{name: float(value) for name, value in found.diagnostics._asdict().items()}, tau=self.tau)
+        self._with_gradient.append(float(found.diagnostics.live))
+        if not self._with_gradient[-1]:
+            self.gradient_monitor.rollout({"tied": len(torch.unique(batch["lists"]))})
         logp = found.logp
         seen = torch.isfinite(logp)  # rows without gradient at the anchor: nobody asked for their scores
         scores = logp if anchor_logp is None else logp - anchor_logp
@@ -78,6 +87,9 @@ class Watching(Scoring):
 
     def _move_tau(self) -> None:
         """After an optimizer step."""
+        if self._with_gradient:
+            self.gradient_monitor.step(1 - sum(self._with_gradient) / len(self._with_gradient))
+            self._with_gradient = []
         if self._calibrating and isinstance(self.schedule, AutoTau):
             rows = gather_object([row for number in range(len(self._calibrating)) for row in self._moved(number)])
             names, moved, before = zip(*rows, strict=True)

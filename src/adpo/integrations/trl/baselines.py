@@ -15,7 +15,8 @@ from trl import GRPOConfig
 
 from adpo.integrations.forms import ScoringForms
 from adpo.integrations.passes import Passes, one_thread
-from adpo.integrations.trl.backtracking import BacktrackingForm, Stepping
+from adpo.integrations.trl.backtracking import BacktrackingForm
+from adpo.integrations.trl.observed import Observed
 from adpo.integrations.trl.rows import Rows, trimmed
 from adpo.integrations.trl.sampling import SamplingForm
 
@@ -54,7 +55,7 @@ class FastGRPOConfig(BacktrackingForm, ScoringForms, SamplingForm, GRPOConfig): 
                 )
 
 
-class FastGRPOTrainer(Stepping):
+class FastGRPOTrainer(Observed):
     """TRL's `GRPOTrainer` on packed rows; on padded ones it is TRL's, step for step.
 
     With several processes, an entropy bonus, a router's loss or a quantile of entropies, rows are packed inside
@@ -67,6 +68,18 @@ class FastGRPOTrainer(Stepping):
         # What TRL averages over a micro-batch, beside the loss of its rows, or gathers row by row, must be TRL's.
         terms = self._entropy_bonus_enabled or self.aux_loss_enabled or self.top_entropy_quantile < 1
         self._own_passes = self.scorer.packs and self.accelerator.num_processes == 1 and not terms
+
+    def _generate_and_score_completions(self, inputs: Any) -> Rows:
+        batch: Rows = super()._generate_and_score_completions(inputs)
+        if self.model.training:
+            rows, gather = len(batch["advantages"]), self.accelerator.gather
+            first = self.accelerator.process_index * rows
+            rewards = self._rewards[first : first + rows].to(self._cut.device)
+            masked = self._cut & self.mask_truncated_completions
+            self._observe_rollout(rewards, torch.isfinite(rewards) & ~masked, masked)
+            live = gather(batch["advantages"].reshape(rows, -1).any(1) & batch["completion_mask"].any(1))
+            self.gradient_monitor.step(0.0 if self.beta else 1 - float(_of_groups(live, self.num_generations)))
+        return batch
 
     def _prepare_inputs(self, generation_batch: Any) -> Rows:
         """As TRL; the last micro-batch of a step is given the whole step."""
@@ -134,6 +147,11 @@ class FastGRPOTrainer(Stepping):
         if self.loss_type not in MEAN_OF_ROWS:  # bnpo: a mean over the tokens of a micro-batch, here of the step
             weight = (rows["completion_mask"] * rows.get("tool_mask", 1)).sum(1)
         return float(rows["micro_batches"] * weight[part].sum() / weight.sum())
+
+
+def _of_groups(live: Tensor, size: int) -> Tensor:
+    """The share of groups with a row that is live."""
+    return live.view(-1, size).any(1).float().mean()
 
 
 def _taken(rows: Rows, chosen: Tensor) -> Rows:

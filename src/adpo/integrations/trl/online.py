@@ -113,7 +113,9 @@ class ADPOTrainer(Anchored):
         member, gather = rows["member"], self.accelerator.gather
         present = gather(torch.where(member, rows["groups"], -1))
         groups = len(torch.unique(present[present >= 0]))
+        all_groups = len(torch.unique(gather(rows["groups"])))
         if not groups:
+            self.gradient_monitor.step(1.0)
             self._note(rows_left_out=1.0, rows_scored=0.0, loss_of_groups=0.0)
             if (
                 self.accelerator.num_processes > 1
@@ -160,6 +162,7 @@ class ADPOTrainer(Anchored):
             as_before=self.state.global_step != self._sampled_at,
         )
         passes.refuse_if_spoilt(found.loss.float())
+        self.gradient_monitor.step(1 - float(found.diagnostics.live) * groups / all_groups)
         self._tell(rows, places, found)
         logp = torch.full(member.shape, torch.nan, dtype=torch.float64, device=member.device)
         logp[places] = found.logp

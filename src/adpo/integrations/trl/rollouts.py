@@ -15,17 +15,13 @@ from adpo.anchors import Self
 from adpo.core.temperature import Temperature
 from adpo.integrations.guards import GuardedRewards
 from adpo.integrations.trl import answers
-from adpo.integrations.trl.backtracking import Stepping
+from adpo.integrations.trl.observed import Observed
 from adpo.integrations.trl.rows import Rows, kept, split
 
 log = logging.getLogger("adpo")
 
 
-STOPS = {"stop", "stop_strings", "stop_token_ids"}
-"""Arguments of sampling that let completions end by something else than an end token."""
-
-
-class Rollouts(Stepping):
+class Rollouts(Observed):
     """Rewards, members, temperature and the distance from the start, rollout by rollout."""
 
     answer_of: Callable[[Any], str]
@@ -36,7 +32,6 @@ class Rollouts(Stepping):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._rewards = torch.zeros(0)  # of the latest rollout, of all ranks
         self._answers: list[str] = []
         self._empty = torch.zeros(0, dtype=torch.bool)
         self._sampled_at = -1  # the optimizer step before which the latest rollout was made
@@ -50,12 +45,10 @@ class Rollouts(Stepping):
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         self.reward_guard.lost.clear()
-        per_function: Tensor = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        weights = self.reward_weights.to(per_function.device)
-        rewards = (per_function * weights).nansum(1)
+        per_function = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         lost = torch.tensor([row in self.reward_guard.lost for row in range(len(completions))])
-        lost = self.accelerator.gather(lost.to(self.accelerator.device)).to(rewards.device)
-        self._rewards = torch.where(per_function.isnan().all(1) | lost, torch.nan, rewards)
+        lost = self.accelerator.gather(lost.to(self.accelerator.device)).to(self._rewards.device)
+        self._rewards = torch.where(lost, torch.nan, self._rewards)
         if self.model.training:
             self._answers = gather_object([self.answer_of(completion) for completion in completions])
         return per_function
@@ -76,9 +69,10 @@ class Rollouts(Stepping):
         rewards = self._rewards[first : first + rows].to(self.accelerator.device)
         member, cut = self._members(batch, rewards)
         if self.args.truncated == "zero":
-            rewards = torch.where(cut, 0.0, rewards)
+            rewards = self._no_better_than_uncut(rewards, member, cut, first)
         elif self.args.truncated == "mask":
             member &= ~cut
+        self._observe_rollout(rewards, member, cut & (self.args.truncated != "keep"))
         batch["rewards"], batch["member"] = rewards, member
         batch["groups"] = torch.arange(first, first + rows, device=rewards.device) // self.num_generations
         batch["best"], batch["worst"] = self._extremes(rewards, member, first)
@@ -104,12 +98,14 @@ class Rollouts(Stepping):
                     "step %d: %.1f %% of completions left out: %s", self.state.global_step, 100 * share, name
                 )
         member = ~(out["no_reward"] | out["empty"] | out["too_long"])
-        last = batch["completion_ids"].gather(1, (lengths - 1).clamp(min=0).unsqueeze(1))
-        ends = torch.tensor([*self.eos_token_ids, self._tokenizer.pad_token_id], device=last.device)
-        ended = torch.isin(last, ends).squeeze(1)
-        if STOPS & set(self.args.generation_kwargs or ()) and self.max_completion_length:
-            ended |= lengths < self.max_completion_length  # by words that are no end token
-        return member, member & ~ended
+        return member, self._cut.to(member.device)
+
+    def _no_better_than_uncut(self, rewards: Tensor, member: Tensor, cut: Tensor, first: int) -> Tensor:
+        """A cut completion gets the least of 0, its own reward and those of the uncut members of its group."""
+        uncut = torch.where(member & ~cut, rewards, torch.inf)
+        table = self.accelerator.gather(uncut).view(-1, self.num_generations)
+        worst = table.amin(1, keepdim=True).expand_as(table).reshape(-1)[first : first + len(rewards)]
+        return torch.where(cut, torch.minimum(rewards, worst).clamp(max=0.0), rewards)
 
     def _without_tokens(self, rows: int) -> Tensor:
         known = len(self._empty) == rows  # not so where a rollout function or tools write the completions
