@@ -52,7 +52,7 @@ class WeightsMoved(TrainerCallback):  # type: ignore[misc]
             return None
         count = self.monitor.steps_with_gradient
         if count:
-            why = f"; {count} of them had a gradient, but the learning rate was 0 or they were refused"
+            why = f"; {count} of them had a gradient, but the learning rate was 0, or they were refused or undone"
         else:
             why = f": no group had a gradient{self.monitor.advice()}"
         return f"nothing was learnt: no weight changed in {self._steps} optimizer steps{why}"
