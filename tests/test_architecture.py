@@ -148,6 +148,7 @@ MAY_USE = {  # besides torch: few, named files
     "lm/preference_tokens.py": {"jinja2"},
     "integrations/trl/baselines.py": {"trl"},
     "integrations/trl/config.py": {"trl"},
+    "integrations/model_card.py": {"huggingface_hub", "yaml"},
     "integrations/weights_moved.py": {"transformers"},
     "integrations/trl/sampling.py": {"transformers"},
     "integrations/listwise/config.py": {"transformers"},

@@ -1,4 +1,4 @@
-"""Tools, environments and rollout functions: the tokens of the model count, and it is known who ended a completion."""
+"""Tools, environments and rollout functions: the tokens of the model count, and the end of a completion is known."""
 
 import pytest
 import tool_lm
@@ -141,7 +141,7 @@ def test_the_step_is_that_of_the_tokens_the_model_wrote(tmp_path, scoring):
 def test_whole_conversations_with_tools_are_not_cut(tmp_path):
     trainer = made(tmp_path, calls_and_answers, reward=sizes, tools=[add])
     trainer.train()
-    assert trainer.state.log_history[0]["adpo/truncated"] == 0
+    assert trainer.state.log_history[0]["completions/truncated"] == 0
 
 
 def after_the_first(text):
@@ -161,7 +161,7 @@ def test_what_a_limit_cut_is_known_with_tools(tmp_path, length, second, share):
     trainer = made(tmp_path, after_the_first(second), reward=sizes, tools=[add], **options)
     batches = rollouts(trainer)
     trainer.train()
-    assert trainer.state.log_history[0]["adpo/truncated"] == share
+    assert trainer.state.log_history[0]["completions/truncated"] == share
     assert batches[0]["member"].float().mean() == 1 - share
 
 
@@ -204,7 +204,7 @@ def test_a_rollout_function_that_ends_on_other_tokens_is_not_cut(tmp_path, kind)
         max_completion_length=4,
     )
     trainer.train()
-    assert trainer.state.log_history[0]["adpo/truncated"] == 0
+    assert trainer.state.log_history[0]["completions/truncated"] == 0
     assert trainer.weights_moved.moved
 
 
@@ -216,7 +216,7 @@ def test_a_rollout_function_is_cut_at_the_limit_alone(tmp_path, ends, limit, sha
 
     trainer = made(tmp_path, reward=scored, rollout_func=rollout, max_completion_length=limit)
     trainer.train()
-    assert trainer.state.log_history[0]["adpo/truncated"] == share
+    assert trainer.state.log_history[0]["completions/truncated"] == share
 
 
 def test_a_rollout_function_may_know_better(tmp_path):
@@ -225,4 +225,4 @@ def test_a_rollout_function_may_know_better(tmp_path):
 
     trainer = made(tmp_path, reward=scored, rollout_func=rollout)
     trainer.train()
-    assert trainer.state.log_history[0]["adpo/truncated"] == 0.25
+    assert trainer.state.log_history[0]["completions/truncated"] == 0.25

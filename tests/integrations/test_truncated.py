@@ -48,7 +48,7 @@ def rollout(folder, rewards, cut, monkeypatch, rule="zero"):
 def test_a_cut_completion_is_no_better_than_the_worst_uncut_one(tmp_path, rewards, cut, expected, monkeypatch):
     batch, trainer = rollout(tmp_path, rewards, cut, monkeypatch)
     assert batch["rewards"].tolist() == expected
-    assert trainer.state.log_history[0]["adpo/truncated"] == sum(cut) / 4
+    assert trainer.state.log_history[0]["completions/truncated"] == sum(cut) / 4
 
 
 def test_masked_ones_leave_their_group(tmp_path, monkeypatch):

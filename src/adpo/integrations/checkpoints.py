@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 
 from adpo.anchors import Self
 from adpo.integrations.guards import TrainingStoppedError
+from adpo.integrations.model_card import CardFacts, write_card
 
 MANIFEST = "manifest.json"
 NOTES = "notes.json"
@@ -39,6 +40,7 @@ class SafeCheckpoints:
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         self.notes: dict[str, Any] = {}
+        self.card_facts = CardFacts()
         self._earlier_loss: float | None = None  # summed over the steps before a checkpoint that is gone on from
         super().__init__(*arguments, **options)
 
@@ -108,6 +110,13 @@ class SafeCheckpoints:
         if self._part is None:  # otherwise later, under its own name
             super()._push_from_checkpoint(checkpoint_folder)  # type: ignore[misc]
 
+    def create_model_card(
+        self: Any, model_name: str | None = None, dataset_name: str | None = None, *_: Any, **__: Any
+    ) -> None:
+        """Our own, in place of that of TRL or transformers."""
+        if self.is_world_process_zero():
+            write_card(self, Path(self.args.output_dir), model_name, dataset_name)
+
     def _save_checkpoint(self: Any, model: Any, trial: Any) -> None:
         root = Path(self._get_output_dir(trial=trial))
         name = f"{PREFIX}{self.state.global_step}"
@@ -121,6 +130,7 @@ class SafeCheckpoints:
             self.accelerator.wait_for_everyone()
             if self.args.should_save:
                 self._name_best(root, self._part / name)
+                write_card(self, self._part / name)
                 seal(self._part / name, self.run_identity, self.state.global_step)
                 _put(self._part / name, root / name)
         except (OSError, RuntimeError, SafetensorError) as error:  # libraries wrap what the system said

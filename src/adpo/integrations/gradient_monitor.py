@@ -35,6 +35,7 @@ ADVICE = {
 def causes_of(rewards: Tensor, member: Tensor, cut: Tensor) -> Counter[str]:
     """Of groups whose members have equal rewards, by cause; all tables ``[groups, K]``.
 
+    >>> import torch
     >>> rewards = torch.tensor([[1.0, 1.0], [0.0, 1.0], [0.0, 0.0]])
     >>> causes_of(rewards, torch.ones(3, 2).bool(), torch.zeros(3, 2).bool())
     Counter({'right': 1, 'wrong': 1})

@@ -17,6 +17,7 @@ from adpo.errors import NothingLearnedError
 from adpo.files import write_json
 from adpo.integrations.guards import TrainingStoppedError
 from adpo.integrations.listwise import ListwiseConfig, ListwiseTrainer, sources
+from adpo.integrations.model_card import CardFacts, write_card
 from adpo.lm.evaluate import Estimate, normal
 from adpo.lm.rankings import Ranking
 from adpo.provenance import provenance, typed
@@ -128,8 +129,16 @@ def train(order: Ordered[AskedToPrefer], display: Display, dry_run: bool = False
         "mean_logp": _figures(before, trainer.rank(rows.test, kept, "mean_logp")),
     }
     if everyone.is_main_process:
+        trainer.card_facts.figures = [("test lists", "before", "after"), *_of_card(summary["mean_logp"])]
+        for where in (final, folder):
+            write_card(trainer, where, folder.name)
         write_json(folder / "summary.json", summary)
     return summary
+
+
+def _of_card(figures: dict[str, Any]) -> list[tuple[str, ...]]:
+    parts = ("before", "after")
+    return [(NAMES[name], *(str(Estimate(**found[part])) for part in parts)) for name, found in figures.items()]
 
 
 def _config(order: Ordered[AskedToPrefer]) -> ListwiseConfig:
@@ -153,6 +162,8 @@ def _trainer(order: Ordered[AskedToPrefer], config: ListwiseConfig, place: str, 
     )
     trainer.remove_callback(PrinterCallback)
     trainer.run_identity = identity(order)
+    base, origin = None if run.embedded else run.model, provenance()
+    trainer.card_facts = CardFacts("ADPO on lists", run.data, typed(), origin["commit"], base)
     return trainer
 
 

@@ -12,6 +12,8 @@ import torch
 from transformers import set_seed
 
 from adpo.files import write_json
+from adpo.integrations.model_card import CardFacts, write_card
+from adpo.lm.evaluate import Estimate
 from adpo.lm.rewards import Correct
 from adpo.lm.tasks import up_to
 from adpo.provenance import provenance, typed
@@ -136,6 +138,9 @@ def train(order: Ordered[Asked], display: Display) -> dict[str, Any]:
         display.say(f"scoring: {trainer.scorer.chosen()}")
         display.say(f"sampling: {trainer.how_sampled()}")
         trainer.run_identity = identity(order)
+        trainer.card_facts = CardFacts(
+            run.method, about, origin["command"], origin["commit"], None if run.embedded else run.model
+        )
         watcher = Exam(to_watch, tokenizer, reward, longest, chat, batch=run.eval_batch) if to_watch else None
         stop = Stop(trainer, display.say)
         watch = Watch(
@@ -177,8 +182,21 @@ def train(order: Ordered[Asked], display: Display) -> dict[str, Any]:
         "samples": samples(to_test, before, after),
     }
     if everyone.is_main_process:
+        trainer.card_facts.figures = card_figures(summary, len(to_test))
+        for place in (final, folder):
+            write_card(trainer, place, folder.name)
         write_json(folder / "summary.json", summary)
     return summary
+
+
+def card_figures(summary: dict[str, Any], problems: int) -> list[tuple[str, ...]]:
+    """Of a model card."""
+    names = {"accuracy": "accuracy, most likely answer", "sampled": "accuracy, sampled answers"}
+    rows = [
+        (title, *(str(Estimate(**summary[f"{name}_{part}"])) for part in ("before", "after")))
+        for name, title in names.items()
+    ]
+    return [(f"{problems} test problems", "before", "after"), *rows]
 
 
 def _longest_answer(run: RunSettings, seed: int) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from adpo.integrations.model_card import write_card
 from adpo.integrations.passes import is_sharded
 from adpo.lm.evaluate import Estimate
 from adpo.training.display import Display
@@ -137,6 +138,7 @@ def save(trainer: Any, folder: Path, note: dict[str, Any] | None = None) -> None
     shutil.rmtree(part, ignore_errors=True)
     model.save_pretrained(part, state_dict=weights)
     trainer.processing_class.save_pretrained(part)
+    write_card(trainer, part)  # in place of the empty one of PEFT
     if note is not None:
         (part / "accuracy.json").write_text(json.dumps(note) + "\n")
     _settle(folder)

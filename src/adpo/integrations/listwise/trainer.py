@@ -37,6 +37,7 @@ class ListwiseTrainer(Watching):
     start.
     """
 
+    _name = "ADPO on lists"
     train_sampler: Any = None
 
     def __init__(

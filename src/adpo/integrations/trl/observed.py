@@ -67,4 +67,5 @@ class Observed(Stepping):
         gather, size, device = self.accelerator.gather, self.num_generations, self.accelerator.device
         tables = [gather(values.to(device)).view(-1, size).cpu() for values in (rewards, member, cut)]
         self.gradient_monitor.rollout(causes_of(*tables))
-        self._note(truncated=float(gather(self._cut.to(device)).float().mean()))
+        share = float(gather(self._cut.to(device)).float().mean())
+        self._metrics["train"]["completions/truncated"].append(share)
