@@ -1,4 +1,4 @@
-"""Tools, environments and rollout functions: the tokens of the model count, and the end of a completion is known."""
+"""Tools, environments and rollout functions: the tokens of the model count, and how a completion ended."""
 
 import pytest
 import tool_lm
