@@ -150,6 +150,7 @@ MAY_USE = {  # besides torch: few, named files
     "integrations/trl/config.py": {"trl"},
     "integrations/model_card.py": {"huggingface_hub", "yaml"},
     "integrations/weights_moved.py": {"transformers"},
+    "integrations/trl/contract.py": {"trl"},
     "integrations/trl/sampling.py": {"transformers"},
     "integrations/listwise/config.py": {"transformers"},
     "integrations/listwise/sources.py": {"peft", "safetensors", "transformers"},

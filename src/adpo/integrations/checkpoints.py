@@ -17,6 +17,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from adpo.anchors import Self
+from adpo.integrations.arguments import check_processes
 from adpo.integrations.guards import TrainingStoppedError
 from adpo.integrations.model_card import CardFacts, write_card
 
@@ -43,6 +44,7 @@ class SafeCheckpoints:
         self.card_facts = CardFacts()
         self._earlier_loss: float | None = None  # summed over the steps before a checkpoint that is gone on from
         super().__init__(*arguments, **options)
+        check_processes(self)
 
     def _save_own(self: Any, folder: Path) -> None:
         """What a checkpoint holds besides; called in every process."""
@@ -64,6 +66,7 @@ class SafeCheckpoints:
             resume_from_checkpoint = str(found)
         if resume_from_checkpoint:
             verify(Path(resume_from_checkpoint), self.run_identity)
+            check_resumable(Path(resume_from_checkpoint))
         if self.args.should_save and self.args.save_strategy != "no":
             check_room(Path(self.args.output_dir), self._checkpoint_bytes())
         return super().train(resume_from_checkpoint=resume_from_checkpoint or None, **options)  # type: ignore[misc]
@@ -189,6 +192,14 @@ def verify(folder: Path, run: str = "") -> None:
             raise ValueError(_damaged(folder, name, "its content was changed"))
     if run and theirs != run:
         raise ValueError(f"{folder} is a checkpoint of another run (other settings or data): not resumed")
+
+
+def check_resumable(folder: Path) -> None:
+    """Complain about a checkpoint without the optimizer's state: transformers would go on with a new one, and not say so."""
+    if not any(folder.glob("optimizer*")) and not any(folder.glob("global_step*")):
+        raise ValueError(
+            f"{folder} holds no state of the optimizer (save_only_model): it cannot be resumed; begin a run with it as model"
+        )
 
 
 def newest(root: Path) -> Path | None:

@@ -96,7 +96,7 @@ class Asked:
 
 def resolve(settings: Mapping[str, Any], method: str | None = None) -> Asked:
     """Check names and types of what was given, in a file or on the command line."""
-    from adpo.integrations.trl.config import MEANINGLESS
+    from adpo.integrations.trl.arguments import MEANINGLESS
 
     given = dict(settings)
     if method is not None:
@@ -121,8 +121,10 @@ def trainer_fields(method: str) -> dict[str, Any]:
 
 def _misplaced(name: str, method: str) -> str | None:
     """What to say of an argument of another method."""
-    if method == "adpo" and name in trainer_fields("grpo"):
-        return f"{name} shapes a loss that method adpo does not use: leave it out"
+    from adpo.integrations.trl.arguments import MEANINGLESS
+
+    if method == "adpo" and name in MEANINGLESS:
+        return f"{name} is refused with method adpo: {MEANINGLESS[name]}; leave it out"
     if method != "adpo" and name in trainer_fields("adpo"):
         return f"{name} is an argument of method adpo; method {method} does not know it"
     return None

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from transformers import TrainingArguments
 
+from adpo.integrations.arguments import check_arguments
 from adpo.integrations.coordinates import Coordinates
 from adpo.integrations.forms import ScoringForms
 
@@ -55,6 +56,7 @@ class ListwiseConfig(Coordinates, ScoringForms, TrainingArguments):  # type: ign
     remove_unused_columns: bool = field(default=False, metadata={"help": "Not used: the columns are known."})
 
     def __post_init__(self) -> None:
+        check_arguments(self)
         super().__post_init__()
         self.check_coordinates()
         self.check_forms()

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor, nn
 from trl import GRPOConfig
 
+from adpo.integrations.arguments import REFUSED, check_arguments
 from adpo.integrations.forms import ScoringForms
 from adpo.integrations.passes import Passes, one_thread
+from adpo.integrations.trl.arguments import check_sampling_arguments
 from adpo.integrations.trl.backtracking import BacktrackingForm
 from adpo.integrations.trl.observed import Observed
 from adpo.integrations.trl.rows import Rows, trimmed
@@ -34,6 +36,8 @@ class FastGRPOConfig(BacktrackingForm, ScoringForms, SamplingForm, GRPOConfig): 
     """TRL's arguments, and the forms of scoring."""
 
     def __post_init__(self) -> None:
+        check_arguments(self, {name: why for name, why in REFUSED.items() if name != "neftune_noise_alpha"})
+        check_sampling_arguments(self)
         super().__post_init__()
         self.check_forms()
         self.check_sampling()

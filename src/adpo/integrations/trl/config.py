@@ -7,27 +7,17 @@ divergence, the temperature and the anchor.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from trl import GRPOConfig
 
+from adpo.integrations.arguments import REFUSED, check_arguments
 from adpo.integrations.coordinates import Coordinates, choose
 from adpo.integrations.forms import ScoringForms
+from adpo.integrations.trl.arguments import MEANINGLESS, check_sampling_arguments
 from adpo.integrations.trl.backtracking import BacktrackingForm
 from adpo.integrations.trl.sampling import SamplingForm
-
-MEANINGLESS = (
-    *("beta", "delta", "epsilon", "epsilon_high", "importance_sampling_level", "loss_type", "scale_rewards"),
-    *("entropy_coef", "off_policy_mask_threshold", "top_entropy_quantile", "use_bias_correction_kl"),
-    *("sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps", "use_adaptive_entropy"),
-    *("entropy_coef_min", "entropy_coef_max", "entropy_coef_delta", "entropy_target", "router_aux_loss_coef"),
-    *("sapo_temperature_neg", "sapo_temperature_pos", "vespo_k_neg", "vespo_k_pos", "vespo_lambda_neg"),
-    *("vespo_lambda_pos", "multi_objective_aggregation", "vllm_importance_sampling_correction"),
-    *("vllm_importance_sampling_mode", "vllm_importance_sampling_cap", "vllm_importance_sampling_clip_max"),
-    "vllm_importance_sampling_clip_min",
-)
-"""Arguments of `GRPOConfig` that shape a loss ADPO does not use."""
 
 
 @dataclass
@@ -60,7 +50,12 @@ class ADPOConfig(Coordinates, BacktrackingForm, ScoringForms, SamplingForm, GRPO
     )
 
     def __post_init__(self) -> None:
-        self._refuse_what_means_nothing()
+        if getattr(self, "beta", 0) != 0:
+            raise ValueError(
+                f"beta = {self.beta}: the anchor takes the place of a KL penalty; leave beta at 0 and choose tau"
+            )
+        check_arguments(self, {**REFUSED, **MEANINGLESS})
+        check_sampling_arguments(self)
         super().__post_init__()
         self.check_coordinates()
         self.check_forms()
@@ -87,18 +82,6 @@ class ADPOConfig(Coordinates, BacktrackingForm, ScoringForms, SamplingForm, GRPO
         ):
             if self.backtracking and not fine:
                 raise ValueError(f"backtracking does not go with {name} = {value}: choose one of the two")
-
-    def _refuse_what_means_nothing(self) -> None:
-        if self.beta != 0:
-            raise ValueError(
-                f"beta = {self.beta}: the anchor takes the place of a KL penalty; leave beta at 0 and choose tau"
-            )
-        defaults = {field.name: field.default for field in fields(ADPOConfig)}
-        for name in MEANINGLESS:
-            if getattr(self, name) != defaults[name]:
-                raise ValueError(
-                    f"{name} = {getattr(self, name)!r} shapes a loss that ADPO does not use: leave it out"
-                )
 
     def _check_layout(self) -> None:
         """A group must not straddle two optimizer steps."""

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from adpo.integrations.gradient_monitor import GradientMonitor, causes_of
+from adpo.integrations.trl import contract
 from adpo.integrations.trl.backtracking import Stepping
 from adpo.integrations.trl.endings import STOPS, Completion, Endings, RecordedEngine
+from adpo.integrations.trl.rows import Rows
 from adpo.integrations.weights_moved import WeightsMoved
 
 
@@ -35,6 +37,7 @@ class Observed(Stepping):
         if self._engine is not None:
             self._engine.reasons.clear()
         found = super()._generate(prompts)
+        contract.check_generated(found)
         prompt_ids, completion_ids, tool_mask, completions, _, extra, *_ = found
         given = extra.pop("truncated", None) if self.rollout_func is not None else None
         if given is None:
@@ -54,6 +57,11 @@ class Observed(Stepping):
             tool_calls=self.max_tool_calling_iterations if self.tools else math.inf,
             reasons=self._engine.reasons if self._engine is not None else {},
         )
+
+    def _generate_and_score_completions(self, inputs: Any) -> Rows:
+        batch: Rows = super()._generate_and_score_completions(inputs)
+        contract.check_rollout(batch)
+        return batch
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         per_function: Tensor = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)

@@ -12,6 +12,7 @@ from trl import GRPOTrainer
 
 from adpo.integrations.checkpoints import SafeCheckpoints
 from adpo.integrations.epochs import StartEpoch
+from adpo.integrations.trl import contract
 
 COUNTERS = "rollout.json"
 Part = dict[str, Any]
@@ -25,7 +26,9 @@ class ExactResume(SafeCheckpoints, GRPOTrainer):  # type: ignore[misc]
     _buffered_inputs: list[Part] | None  # the rollout at hand, in micro-batches
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
+        contract.check_class(GRPOTrainer)
         super().__init__(*arguments, **options)
+        contract.check_trainer(self)
         self.add_callback(StartEpoch(self))
 
     def _get_train_sampler(self, dataset: Any = None) -> Any:

@@ -1,0 +1,86 @@
+"""Arguments of TRL's `GRPOConfig` in three classes, as those of transformers in `adpo.integrations.arguments`."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+OF_A_LOSS = "it shapes a loss that ADPO does not use"
+MEANINGLESS: dict[str, str] = {
+    **dict.fromkeys(
+        (
+            *(
+                "beta",
+                "delta",
+                "epsilon",
+                "epsilon_high",
+                "importance_sampling_level",
+                "loss_type",
+                "scale_rewards",
+            ),
+            *("entropy_coef", "off_policy_mask_threshold", "top_entropy_quantile", "use_bias_correction_kl"),
+            *("sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps", "use_adaptive_entropy"),
+            *("entropy_coef_min", "entropy_coef_max", "entropy_coef_delta", "entropy_target"),
+            *(
+                "router_aux_loss_coef",
+                "sapo_temperature_neg",
+                "sapo_temperature_pos",
+                "vespo_k_neg",
+                "vespo_k_pos",
+            ),
+            *("vespo_lambda_neg", "vespo_lambda_pos", "multi_objective_aggregation"),
+            *("vllm_importance_sampling_correction", "vllm_importance_sampling_mode"),
+            *("vllm_importance_sampling_cap", "vllm_importance_sampling_clip_max"),
+            "vllm_importance_sampling_clip_min",
+        ),
+        OF_A_LOSS,
+    ),
+    "mask_truncated_completions": "say truncated: mask",
+}
+"""Refused by `ADPOConfig`, with the reason; arguments of TRL's own losses."""
+HONOURED = (
+    *("cache_implementation", "cast_lm_head_to_fp32", "chat_template_kwargs", "disable_dropout"),
+    *("ds3_gather_for_generation", "generation_batch_size", "generation_kwargs", "log_completions"),
+    *("log_completions_hub_repo", "log_multimodal", "log_unique_prompts", "max_completion_length"),
+    *("max_tool_calling_iterations", "min_p", "model_init_kwargs", "num_completions_to_print"),
+    *("num_generations", "num_generations_eval", "num_iterations", "pad_to_multiple_of", "repetition_penalty"),
+    *("reward_weights", "shuffle_dataset", "steps_per_generation", "temperature", "top_k", "top_p"),
+    *("transformers_continuous_batching_config", "trust_remote_code", "use_transformers_continuous_batching"),
+    *("use_transformers_paged", "use_vllm", "vllm_enable_sleep_mode", "vllm_gpu_memory_utilization"),
+    *("vllm_group_port", "vllm_max_model_length", "vllm_mode", "vllm_model_impl", "vllm_server_base_url"),
+    *("vllm_server_host", "vllm_server_port", "vllm_server_timeout", "vllm_structured_outputs_regex"),
+    "vllm_tensor_parallel_size",
+)
+"""What means here what it means in TRL."""
+NEEDS = {"vllm_": "use_vllm", "transformers_continuous_batching_": "use_transformers_continuous_batching"}
+"""Beginnings of names, and what has to be true for them to have an effect."""
+FORMER_NAMES = {"use_transformers_continuous_batching": "use_transformers_paged"}
+OWN_ARGUMENTS = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "max_new_tokens": "max_completion_length",
+    "max_tokens": "max_completion_length",
+    "n": "num_generations",
+    "num_return_sequences": "num_generations",
+}
+"""Keys of ``generation_kwargs`` that have an argument of their own, by which log-probabilities are computed, too."""
+
+
+def check_sampling_arguments(args: Any) -> None:
+    """Of `ADPOConfig` and of the methods of TRL: samples are drawn as the log-probabilities are computed."""
+    for key in args.generation_kwargs or ():
+        if key in OWN_ARGUMENTS:
+            raise ValueError(
+                f"generation_kwargs: {key} is refused: only the sampler would know of it; set {OWN_ARGUMENTS[key]}"
+            )
+    for field in fields(args):
+        for beginning, needed in NEEDS.items():
+            value = getattr(args, field.name)
+            given = getattr(args, needed) or getattr(args, FORMER_NAMES.get(needed, needed), False)
+            if field.name.startswith(beginning) and not given and value != field.default:
+                raise ValueError(
+                    f"{field.name} = {value!r} has no effect without {needed}: set that, or leave it out"
+                )

@@ -1,0 +1,82 @@
+"""What is relied on inside TRL: looked at before a trainer is made, and one line where it has changed."""
+
+import pytest
+import test_trl_online as online
+import tiny_lm
+import trl
+from datasets import Dataset
+from packaging.version import Version
+from trl import GRPOTrainer
+
+from adpo.integrations.trl import ADPOConfig, ADPOTrainer, contract, resume
+
+
+def test_the_installed_trl_is_as_it_should_be():
+    assert contract.changed(GRPOTrainer) == []
+    assert Version(contract.OLDEST) <= Version(trl.__version__)
+
+
+@pytest.mark.parametrize("name", contract.SIGNATURES)
+def test_methods_that_are_gone_are_found(name):
+    assert hasattr(GRPOTrainer, name)
+    without = type(
+        "Without", (), {known: getattr(GRPOTrainer, known) for known in contract.SIGNATURES if known != name}
+    )
+    assert contract.changed(without) == [f"{name} is gone"]
+
+
+@pytest.mark.parametrize("name", [name for name, wanted in contract.SIGNATURES.items() if wanted])
+def test_parameters_that_are_gone_are_found(name):
+    other = type("Other", (GRPOTrainer,), {name: lambda self: None})
+    (line,) = contract.changed(other)
+    assert line == f"{name} has no parameter {', '.join(contract.SIGNATURES[name])}"
+    assert contract.changed(type("Any", (GRPOTrainer,), {name: lambda self, *_, **__: None})) == []
+
+
+def made(folder):
+    rows = Dataset.from_list([{"prompt": prompt} for prompt in online.PROMPTS])
+    args = ADPOConfig(str(folder), per_device_train_batch_size=8, use_cpu=True, bf16=False, report_to="none")
+    return ADPOTrainer(
+        tiny_lm.model(), online.reward, args, train_dataset=rows, processing_class=tiny_lm.tokenizer()
+    )
+
+
+def test_no_trainer_is_made_on_a_trl_that_has_changed(tmp_path, monkeypatch):
+    monkeypatch.delattr(GRPOTrainer, "_calculate_rewards")
+    expected = (
+        rf"^TRL {trl.__version__} is not as adpo needs it \(_calculate_rewards is gone\); versions known to work"
+    )
+    with pytest.raises(ValueError, match=expected):
+        made(tmp_path)
+
+
+def test_an_attribute_that_is_gone_is_found_once_it_is_made(tmp_path, monkeypatch):
+    plain = GRPOTrainer.__init__
+
+    def forgetful(self, *arguments, **options):
+        plain(self, *arguments, **options)
+        del self.eos_token_ids
+
+    monkeypatch.setattr(resume.GRPOTrainer, "__init__", forgetful)
+    with pytest.raises(ValueError, match="a trainer has no eos_token_ids"):
+        made(tmp_path)
+
+
+def test_a_rollout_without_a_column_is_found_before_anything_is_trained(tmp_path, monkeypatch):
+    plain = GRPOTrainer._generate_and_score_completions
+
+    def without(self, inputs):
+        batch = plain(self, inputs)
+        del batch["completion_mask"]
+        return batch
+
+    monkeypatch.setattr(GRPOTrainer, "_generate_and_score_completions", without)
+    with pytest.raises(ValueError, match="a rollout has no completion_mask"):
+        made(tmp_path).train()
+
+
+def test_fewer_returned_values_are_found(tmp_path, monkeypatch):
+    plain = GRPOTrainer._generate
+    monkeypatch.setattr(GRPOTrainer, "_generate", lambda self, prompts: plain(self, prompts)[:5])
+    with pytest.raises(ValueError, match="_generate returns 5 values"):
+        made(tmp_path).train()
