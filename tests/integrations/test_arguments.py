@@ -1,4 +1,4 @@
-"""Every argument of transformers and TRL is honoured, refused, or about something that is not there; none is a surprise."""
+"""Every argument of transformers and TRL is honoured, refused, or about something that is not there."""
 
 import subprocess
 import sys

@@ -76,8 +76,8 @@ def check_arguments(args: Any, refused: Mapping[str, str] = REFUSED) -> None:
         )
     if "schedule_free" in optimizer:
         raise ValueError(
-            f"optim = {optimizer} is refused: its weights for training and for evaluation differ, and samples would "
-            "come from neither of the two that is meant; take another optimizer"
+            f"optim = {optimizer} is refused: its weights for training and for evaluation differ, and samples "
+            "would come from the wrong ones; take another optimizer"
         )
     config = args.accelerator_config
     for name in ("split_batches", "dispatch_batches"):

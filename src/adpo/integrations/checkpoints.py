@@ -195,10 +195,11 @@ def verify(folder: Path, run: str = "") -> None:
 
 
 def check_resumable(folder: Path) -> None:
-    """Complain about a checkpoint without the optimizer's state: transformers would go on with a new one, and not say so."""
+    """Complain about a checkpoint without the optimizer's state: transformers would begin a new one silently."""
     if not any(folder.glob("optimizer*")) and not any(folder.glob("global_step*")):
         raise ValueError(
-            f"{folder} holds no state of the optimizer (save_only_model): it cannot be resumed; begin a run with it as model"
+            f"{folder} holds no state of the optimizer (save_only_model): it cannot be resumed; begin a run with "
+            "it as its model"
         )
 
 

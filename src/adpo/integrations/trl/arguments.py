@@ -66,7 +66,7 @@ OWN_ARGUMENTS = {
     "n": "num_generations",
     "num_return_sequences": "num_generations",
 }
-"""Keys of ``generation_kwargs`` that have an argument of their own, by which log-probabilities are computed, too."""
+"""Keys of ``generation_kwargs`` that have an argument of their own, which the scorer knows, too."""
 
 
 def check_sampling_arguments(args: Any) -> None:

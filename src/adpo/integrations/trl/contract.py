@@ -47,7 +47,7 @@ ATTRIBUTES = (
 ROLLOUT = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages")
 """What a rollout must hold."""
 GENERATED = 6
-"""`_generate` returns: ids of prompts, of completions, tool mask, completions, log-probabilities, further fields."""
+"""`_generate` returns prompts, completions and masks as ids, completions, log-probabilities, other fields."""
 
 
 def changed(trainer_class: Any) -> list[str]:
