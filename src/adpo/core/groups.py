@@ -15,14 +15,17 @@ from difflib import get_close_matches
 import torch
 from torch import Tensor
 
+from adpo.core.ties import merge_ties
+
 TABLE_SIGNALS = ("rewards", "ranks", "teacher_logp", "q", "positions")  # [groups, K]
 GROUP_SIGNALS = ("labels", "preference")  # [groups]
 SIGNALS = TABLE_SIGNALS + GROUP_SIGNALS
+ORDERS = ("rewards", "ranks")  # whose ties are merged
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a target may look at: float64, detached, masked cells zero."""
+    """What a target may look at: float64, detached, masked cells zero, tied rewards and ranks equal."""
 
     mask: Tensor  # [groups, K], bool
     anchor_logp: Tensor  # [groups, K]
@@ -131,7 +134,8 @@ def enter(
             raise TypeError(f"unknown signal `{name}`; {hint}")
         if values is not None:
             known = mask if name in TABLE_SIGNALS else mask.any(1)
-            cleaned[name] = _clean(name, torch.as_tensor(values, device=logp.device), known).detach()
+            table_or_column = _clean(name, torch.as_tensor(values, device=logp.device), known).detach()
+            cleaned[name] = merge_ties(table_or_column, mask) if name in ORDERS else table_or_column
     return table, Evidence(mask, anchor, tau_column(tau, len(logp), logp.device), cleaned)
 
 

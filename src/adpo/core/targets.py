@@ -174,7 +174,7 @@ class teacher(Target):
 
 @dataclass(frozen=True)
 class bradley_terry(_SmoothedTarget):
-    """A pair (K = 2): ``rewards`` (the higher wins, equal = silent) or ``preference`` = P(candidate 0 wins)."""
+    """A pair (K = 2): ``rewards`` (the higher wins, tied = silent) or ``preference`` = P(candidate 0 wins)."""
 
     def stages(self, evidence: Evidence) -> list[Stage]:
         if evidence.mask.shape[1] != 2:
