@@ -1,4 +1,4 @@
-"""Second derivatives of every objective, in every way torch takes them, against differences of the coefficients."""
+"""Second derivatives of every objective, in every way torch takes them, against differences of coefficients."""
 
 import pytest
 import torch

@@ -1,8 +1,8 @@
 """``log sum_{j >= i} exp(u_j)`` along the last dimension, with derivatives of every order.
 
 `torch.logcumsumexp` has the first derivative, and the second in forward mode; backward through its backward takes
-the logarithm of gradients, and is NaN where one is exactly zero, as it is inside a tie. Here the backward pass is a
-sum that decays, linear in the gradient, whose own derivatives are such sums again. O(K) time and memory.
+the logarithm of gradients, and is NaN where one is exactly zero, as it is inside a tie. Here the backward pass is
+a sum that decays, linear in the gradient, whose own derivatives are such sums again. O(K) time and memory.
 """
 
 from __future__ import annotations
@@ -40,6 +40,11 @@ def _decayed_back(g: Tensor, s: Tensor) -> Tensor:
     return _decayed(g.flip(-1), -s.flip(-1)).flip(-1)
 
 
+def _saved(ctx: Any) -> tuple[Tensor, ...]:
+    tensors: tuple[Tensor, ...] = ctx.saved_tensors
+    return tensors
+
+
 class _LogTail(torch.autograd.Function):
     generate_vmap_rule = True
 
@@ -53,13 +58,13 @@ class _LogTail(torch.autograd.Function):
         ctx.save_for_forward(*inputs, output)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Tensor:  # type: ignore[override]
-        u, s = ctx.saved_tensors
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        u, s = _saved(ctx)
         return (u - s).exp() * _decayed(g, s)
 
     @staticmethod
-    def jvp(ctx: Any, t: Tensor) -> Tensor:  # type: ignore[override]
-        u, s = ctx.saved_tensors
+    def jvp(ctx: Any, t: Tensor) -> Tensor:
+        u, s = _saved(ctx)
         return _decayed_back((u - s).exp() * t, s)
 
 
@@ -70,8 +75,8 @@ class _Decayed(torch.autograd.Function):
     def forward(g: Tensor, s: Tensor) -> Tensor:
         # exp(-s) overflows: positive and negative terms are added up as logarithms.
         signs = torch.stack([g, -g]).clamp(min=0).log()
-        up, down = (torch.logcumsumexp(signs - s, -1) + s).exp()
-        return up - down
+        sums = (torch.logcumsumexp(signs - s, -1) + s).exp()
+        return sums[0] - sums[1]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
@@ -79,12 +84,12 @@ class _Decayed(torch.autograd.Function):
         ctx.save_for_forward(*inputs, output)
 
     @staticmethod
-    def backward(ctx: Any, e: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        g, s, h = ctx.saved_tensors
+    def backward(ctx: Any, e: Tensor) -> tuple[Tensor, Tensor]:
+        g, s, h = _saved(ctx)
         back = _decayed_back(e, s)
         return back, e * h - g * back
 
     @staticmethod
-    def jvp(ctx: Any, dg: Tensor, ds: Tensor) -> Tensor:  # type: ignore[override]
-        g, s, h = ctx.saved_tensors
+    def jvp(ctx: Any, dg: Tensor, ds: Tensor) -> Tensor:
+        g, s, h = _saved(ctx)
         return _decayed(dg - g * ds, s) + h * ds
