@@ -167,6 +167,57 @@ def test_anchor_log_probabilities_carry_no_gradient():
         assert not anchor.logp(score).requires_grad
 
 
+class Dropping(nn.Module):
+    """Dropout as a module, and as a function with a rate of its own, as attention has it."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)
+        self.dropout, self.attention_dropout = nn.Dropout(0.5), 0.5
+
+    def forward(self, x):
+        hidden = self.dropout(self.norm(self.first(x)))
+        return self.last(nn.functional.dropout(hidden, self.attention_dropout, self.training))
+
+
+@pytest.mark.parametrize(
+    "make", [anchors.Self, anchors.OnPolicy, anchors.EMA, lambda p: anchors.Refresh(p, 2), anchors.Fixed]
+)
+def test_an_anchor_has_no_dropout_in_it(make):
+    torch.manual_seed(1)
+    policy = Dropping().train()
+    anchor = make(policy)
+    twin = copy.deepcopy(policy)
+    twin.dropout.p, twin.attention_dropout = 0.0, 0.0
+    expected = score(twin).detach()  # of batch statistics, as those of the policy
+    state = torch.get_rng_state()
+    assert torch.equal(anchor.logp(score), expected)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(module.training for module in policy.modules())
+
+    def failing(module):
+        raise RuntimeError("out of memory")
+
+    policy.norm.eval()
+    with pytest.raises(RuntimeError, match="out of memory"):
+        anchor.logp(failing)
+    assert [module.training for module in policy.children()] == [True, False, True, True]
+    assert policy.training
+
+
+def test_a_policy_without_dropout_is_scored_in_the_mode_it_is_in():
+    """A compiled graph is one of training or of evaluation: u = 0 to the bit needs the same for both."""
+    policy = nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.0)).train()
+    seen = []
+
+    def noting(module):
+        seen.extend(each.training for each in module.modules())
+        return score(module)
+
+    anchors.Self(policy).logp(noting)
+    assert seen == [True, True, True]
+
+
 def test_buffers_belong_to_the_anchor():
     policy = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)).eval()
     anchor, average = anchors.Self(policy), anchors.EMA(policy)

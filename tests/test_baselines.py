@@ -239,6 +239,33 @@ def test_trpo_follows_the_natural_gradient():
     assert torch.nn.functional.cosine_similarity(moved, natural, dim=0) > 0.9999
 
 
+def test_trpo_leaves_alone_what_the_loss_does_not_use():
+    """A value head beside the policy, a layer of the KL alone, a frozen layer: the step is that of the policy."""
+    torch.manual_seed(0)
+    net, surrogate, kl = softmax_problem()
+    torch.manual_seed(0)
+    twin, of_twin, kl_of_twin = softmax_problem()
+    value_head, frozen = torch.nn.Linear(3, 1), torch.nn.Linear(3, 1).requires_grad_(False)
+    before = torch.nn.utils.parameters_to_vector([*value_head.parameters(), *frozen.parameters()]).clone()
+    step = baselines.trpo_step(
+        [*value_head.parameters(), *net.parameters(), *frozen.parameters()], surrogate, kl, max_kl=0.02
+    )
+    alone = baselines.trpo_step(twin.parameters(), of_twin, kl_of_twin, max_kl=0.02)
+    assert step.accepted
+    assert step == pytest.approx(alone)
+    after = torch.nn.utils.parameters_to_vector([*value_head.parameters(), *frozen.parameters()])
+    assert torch.equal(after, before)
+
+
+def test_trpo_takes_a_kl_that_not_all_parameters_reach():
+    torch.manual_seed(0)
+    net, surrogate, kl = softmax_problem()
+    gain = torch.ones((), requires_grad=True)
+    step = baselines.trpo_step([*net.parameters(), gain], lambda: gain * surrogate(), kl, max_kl=0.02)
+    assert step.accepted
+    assert kl().item() <= 0.02
+
+
 def test_trpo_backs_off_and_gives_up_without_moving():
     torch.manual_seed(0)
     net, surrogate, kl = softmax_problem()

@@ -15,3 +15,8 @@ def test_an_accelerator_that_is_not_there_is_not_used(monkeypatch):
     assert best_device() == torch.device("cpu")
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device("cuda"))
     assert best_device() == torch.device("cuda")
+
+
+def test_an_accelerator_without_float64_is_not_used(monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device("mps"))
+    assert best_device() == torch.device("cpu")

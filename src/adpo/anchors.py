@@ -7,8 +7,11 @@
     anchor.on_step()                                       # the optimizer has stepped
 
 A moving anchor keeps a copy of the policy's trainable parameters (and buffers) and lends it to the policy's own
-module while it scores: no second model, and for a LoRA policy a copy of the adapter alone. Score with dropout
-off, or u is not zero where it should be.
+module while it scores: no second model, and for a LoRA policy a copy of the adapter alone. Parameters that are
+sharded (FSDP, ZeRO-3, tensor parallel) cannot be borrowed that way, and are refused.
+
+An anchor scores without dropout, also where its module is in training mode. Train the policy without dropout, too:
+else u is noise where the two are equal.
 """
 
 from __future__ import annotations
@@ -51,6 +54,40 @@ class Anchor(ABC):
             raise ValueError(f"{type(self).__name__} has no state; got {sorted(state)}")
 
 
+@contextmanager
+def without_dropout(module: nn.Module) -> Iterator[None]:
+    """Modules with a rate of dropout, an attribute with "drop" in its name, are in evaluation mode inside.
+
+    No others are: batch statistics, checkpointing and compiled graphs stay those of training.
+    """
+
+    def rate(name: str, value: object) -> bool:
+        return isinstance(value, float) and value > 0 and (name == "p" or "drop" in name)
+
+    dropping = [
+        each for each in module.modules() if each.training and any(rate(*item) for item in vars(each).items())
+    ]
+    try:
+        for each in dropping:
+            each.training = False
+        yield
+    finally:
+        for each in dropping:
+            each.training = True
+
+
+def sharded(module: nn.Module) -> str | None:
+    """What shards parameters of this module, if anything does: their values are then not in `.data`."""
+    if any(getattr(each, "_is_fsdp_managed_module", False) for each in module.modules()):
+        return "FSDP"
+    for tensor in (*module.parameters(), *module.buffers()):
+        if hasattr(tensor, "ds_id"):
+            return "DeepSpeed ZeRO-3"
+        if hasattr(tensor, "device_mesh"):
+            return "DTensor"
+    return None
+
+
 class Zero(Anchor):
     """No anchor: u = logp / tau, the coordinates of SFT and KD."""
 
@@ -66,7 +103,8 @@ class Fixed(Anchor):
 
     @torch.no_grad()
     def logp(self, score: Score) -> Tensor:
-        return score(self.reference).detach()
+        with without_dropout(self.reference):
+            return score(self.reference).detach()
 
 
 class Self(Anchor):
@@ -81,10 +119,15 @@ class Self(Anchor):
         self._names += [name for name, _ in policy.named_buffers()]
         self.shadow = {name: self._copy(value) for name, value in self._live()}
 
-    def _live(self) -> Iterator[tuple[str, Tensor]]:
+    def _live(self) -> list[tuple[str, Tensor]]:
         """The policy's own tensors under the names that are kept."""
+        if by := sharded(self.policy):
+            raise ValueError(
+                f"{type(self).__name__} puts a copy of the weights in the place of the policy's own, which does "
+                f"not work on parameters sharded by {by}: use Fixed with a reference sharded alike"
+            )
         everything = {**dict(self.policy.named_parameters()), **dict(self.policy.named_buffers())}
-        return ((name, everything[name]) for name in self._names)
+        return [(name, everything[name]) for name in self._names]
 
     def _copy(self, value: Tensor) -> Tensor:
         return value.detach().clone()
@@ -123,7 +166,7 @@ class Self(Anchor):
 
     @torch.no_grad()
     def logp(self, score: Score) -> Tensor:
-        with self.lent() as module:
+        with self.lent() as module, without_dropout(module):
             return score(module).detach()
 
     def state_dict(self) -> dict[str, Any]:

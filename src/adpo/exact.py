@@ -11,18 +11,17 @@ for a micro-batch that holds its groups whole, and no pass at all for rows of a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from adpo.core.groups import GROUP_SIGNALS, from_flat, to_flat, to_table
 from adpo.core.objective import Diagnostics, Objective
 from adpo.ranks import Ranks
+from adpo.rows import RowGroups
 
 ScoreRows = Callable[[Tensor], Tensor]
 """Log-probabilities ``[len(rows)]`` of the rows with these indices; differentiable, and the same each time."""
@@ -73,13 +72,20 @@ def backward(
     makes; give it that module's ``no_sync`` as well, to communicate once, in the last micro-batch. What owns a
     scaler or an engine of its own gives ``back_propagate``. ``lockstep=True`` is for sharded parameters, where
     every pass is a matter of all ranks: each makes as many, with its first row where it has nothing to do.
+
+    Everything is validated before the first pass, and what is wrong on one rank is raised on all. Without a single
+    row the loss is 0.
     """
-    _check_partition(micro_batches, len(group_ids))
-    _check_wrapper(no_sync, averaging)
-    if at_anchor and anchor_logp is None and objective.target.reads_anchor:
-        raise ValueError(f"{objective.target} looks at the anchor: pass anchor_logp, at u = 0 too")
+
+    def check() -> object:
+        _check_partition(micro_batches, len(group_ids))
+        _check_wrapper(no_sync, averaging)
+        if at_anchor and anchor_logp is None and objective.target.reads_anchor:
+            raise ValueError(f"{objective.target} looks at the anchor: pass anchor_logp, at u = 0 too")
+        return f"at_anchor={at_anchor}, averaging={averaging}, lockstep={lockstep}"
+
     ranks = Ranks(process_group)
-    groups = _Groups.of(objective, group_ids, anchor_logp, tau, signals, ranks)
+    groups = RowGroups.of(objective, group_ids, anchor_logp, tau, signals, ranks, check)
     # `labels` count rows in their order. A rank without rows still takes part in the last backward pass.
     batches = [batch.sort().values for batch in micro_batches] or [group_ids.new_zeros(0, dtype=torch.long)]
     lockstep = lockstep and ranks.world > 1
@@ -93,10 +99,14 @@ def backward(
     logp = torch.full_like(groups.anchor, torch.nan)
     if not at_anchor:
         with torch.no_grad():
-            for batch in apart:
-                here = score(batch if len(batch) else batches[0][:1])
+            scored = [(batch, score(batch if len(batch) else batches[0][:1])) for batch in apart]
+
+        def fill() -> None:
+            for batch, here in scored:
                 if len(batch):
-                    logp[batch] = groups.checked(here, batch)
+                    logp[batch] = groups.checked(_wide(here), batch)
+
+        ranks.together(fill, logp.device)
     # Groups that are spread out: one table over all ranks, the same on each of them.
     c, known = torch.zeros_like(logp), torch.zeros_like(logp, dtype=torch.bool)
     c[rows] = groups.coefficients(rows, groups.anchor if at_anchor else logp, ranks) + more[rows]
@@ -118,11 +128,11 @@ def backward(
             else:
                 here = score(live if len(live) else batches[0][:1])  # other ranks wait for this backward pass
                 if len(live):
-                    logp[live] = groups.checked(here, live)
+                    logp[live] = groups.checked(_wide(here), live)
                 if not settled:
                     c[live] = groups.coefficients(live, logp) + more[live]
                     weight = c[live] * (ranks.world if averaging else 1)
-                product = (here * weight.to(here) if len(live) else 0 * here).sum()
+                product = (here.to(weight) * weight if len(live) else 0 * here).sum()
             rows_trained += len(here)
             back_propagate(product)
     for live, here in seen:
@@ -161,115 +171,25 @@ def coefficients(
     [-0.25, 0.0, 0.25, 0.0]
     """
     ranks = Ranks(process_group)
-    groups = _Groups.of(objective, group_ids, anchor_logp, tau, signals, ranks)
+    groups = RowGroups.of(objective, group_ids, anchor_logp, tau, signals, ranks)
     rows = torch.arange(len(group_ids), device=group_ids.device)
-    values = groups.checked(logp, rows)
+    values = torch.empty_like(groups.anchor)
+
+    def fill() -> None:
+        values[rows] = groups.checked(logp, rows)
+
+    ranks.together(fill, values.device)
     loss, diagnostics = groups.summary(values, ranks)
     return RowCoefficients(loss, diagnostics, groups.coefficients(rows, values, ranks))
 
 
-@dataclass(frozen=True)
-class _Groups:
-    """The flat rows of this rank, and the objective over any set of them that holds its groups whole."""
-
-    objective: Objective
-    row_ids: Tensor  # [rows], of this rank
-    ids: Tensor  # [groups], of all ranks, ascending
-    sizes: Tensor  # [groups]
-    anchor: Tensor  # [rows], float64
-    tau: float | Tensor  # a number or [groups]
-    of_rows: Mapping[str, Tensor]
-    of_groups: Mapping[str, Tensor]
-
-    @classmethod
-    def of(
-        cls,
-        objective: Objective,
-        group_ids: Tensor,
-        anchor_logp: Tensor | None,
-        tau: float | Tensor | None,
-        signals: Mapping[str, Tensor | None],
-        ranks: Ranks,
-    ) -> _Groups:
-        """Everything a caller handed over, on the device of the ids and with one value per row or group."""
-        if "mask" in signals:
-            raise TypeError("rows are real candidates: leave padding rows out instead of passing a mask")
-        device = group_ids.device
-        ids, sizes = torch.unique(torch.cat(ranks.gather(group_ids)), return_counts=True)
-        given = {name: values.detach().to(device) for name, values in signals.items() if values is not None}
-        of_groups = {name: given.pop(name) for name in GROUP_SIGNALS if name in given}
-        if anchor_logp is None:
-            anchor = torch.zeros(len(group_ids), dtype=torch.float64, device=device)
-        else:
-            anchor = anchor_logp.detach().to(device, torch.float64)
-        for name, values in {"anchor_logp": anchor, **given}.items():
-            if values.shape != group_ids.shape:
-                raise ValueError(f"{name} must be [rows] = {list(group_ids.shape)}; got {list(values.shape)}")
-        for name, values in of_groups.items():
-            if values.shape != ids.shape:
-                raise ValueError(f"{name} must be [groups] = {list(ids.shape)}; got {list(values.shape)}")
-        chosen = objective.tau if tau is None else tau
-        if isinstance(chosen, Tensor):
-            chosen = chosen.to(device).expand_as(ids) if chosen.numel() == 1 else chosen.to(device)
-        return cls(objective, group_ids, ids, sizes, anchor, chosen, given, of_groups)
-
-    def whole(self, rows: Tensor) -> bool:
-        """Whether these rows of one rank are all the rows of their groups."""
-        present, count = torch.unique(self.row_ids[rows], return_counts=True)
-        return torch.equal(count, self.sizes[torch.searchsorted(self.ids, present)])
-
-    def checked(self, scored: Tensor, rows: Tensor) -> Tensor:
-        """The log-probabilities that came back for these rows: one each, and finite."""
-        values = scored.detach().to(self.anchor)
-        if values.shape != rows.shape:
-            raise ValueError(f"score must return one value for each of {len(rows)} rows; got {list(values.shape)}")
-        bad = (~torch.isfinite(values)).nonzero()
-        if len(bad):
-            row = rows[bad[0]]
-            raise ValueError(
-                f"the log-probability of row {int(row)} (group {int(self.row_ids[row])}) is "
-                f"{values[bad[0]].item()}"
-            )
-        return values
-
-    def coefficients(self, rows: Tensor, logp: Tensor, ranks: Ranks | None = None) -> Tensor:
-        """dloss/dlogp of these rows, in their order; with ``ranks``, together with those of the other ranks."""
-        tables, index, lengths = self._tables(rows, logp, ranks)
-        if tables is None:
-            return torch.zeros_like(logp[rows])
-        c = self.objective.coefficients(reduction="sum", **tables)
-        c = torch.where(self.objective.live(c, tables["tau"]).unsqueeze(-1), c, 0.0)
-        parts = torch.split(to_flat(c, index) / len(self.ids), lengths)
-        return parts[ranks.rank if ranks else 0]
-
-    def summary(self, logp: Tensor, ranks: Ranks) -> tuple[Tensor, Diagnostics]:
-        """Loss and diagnostics over all groups; a row that was never scored stands at the anchor."""
-        everything = torch.arange(len(logp), device=logp.device)
-        tables, _, _ = self._tables(everything, torch.where(logp.isnan(), self.anchor, logp), ranks)
-        if tables is None:
-            raise ValueError("there is not a single row on any rank")
-        return self.objective.loss(**tables).detach(), self.objective.diagnostics(**tables)
-
-    def _tables(
-        self, rows: Tensor, logp: Tensor, ranks: Ranks | None
-    ) -> tuple[dict[str, Any] | None, Tensor, list[int]]:
-        """The arguments of the objective for these rows, the cell of each row, and the rows of each rank."""
-        columns = {"logp": logp, "anchor_logp": self.anchor, **self.of_rows}
-        parts = {name: values[rows].to(torch.float64) for name, values in columns.items()}
-        gather = ranks.gather if ranks else lambda values: [values]
-        ids = gather(self.row_ids[rows])
-        lengths = [len(part) for part in ids]
-        flat = {name: torch.cat(gather(values)) for name, values in parts.items()}
-        if not sum(lengths):
-            return None, rows, lengths
-        present = torch.cat(ids)
-        table, mask, index = from_flat(flat.pop("logp"), present)
-        shape = (mask.shape[0], mask.shape[1])
-        which = torch.searchsorted(self.ids, torch.unique(present))
-        of_groups = {name: values[which] for name, values in self.of_groups.items()}
-        tau = self.tau[which] if isinstance(self.tau, Tensor) else self.tau
-        arranged = {name: to_table(values, index, shape) for name, values in flat.items()}
-        return {"logp": table, "mask": mask, "tau": tau, **arranged, **of_groups}, index, lengths
+def _wide(scored: Tensor) -> Tensor:
+    if scored.dtype in (torch.float16, torch.bfloat16):
+        raise ValueError(
+            f"score returned {str(scored.dtype).removeprefix('torch.')} log-probabilities: their coefficients "
+            "would be rounded, and no longer sum to zero in a group; take the log-softmax of logits.float()"
+        )
+    return scored
 
 
 def _check_partition(micro_batches: Sequence[Tensor], rows: int) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -15,6 +18,32 @@ class Ranks:
         together = dist.is_available() and dist.is_initialized()
         self.world = dist.get_world_size(process_group) if together else 1
         self.rank = dist.get_rank(process_group) if together else 0
+
+    def together(self, check: Callable[[], object], device: torch.device) -> None:
+        """Run a check on every rank: what it raises on one, all raise, and what it returns must be equal on all.
+
+        A rank that gave up alone would leave the others waiting for it in the next collective call.
+        """
+        if self.world == 1:
+            check()
+            return
+        fault: Exception | None = None
+        report = ["", ""]
+        try:
+            report[1] = str(check())
+        except (ValueError, TypeError) as error:
+            fault, report[0] = error, str(error)
+        encoded = torch.tensor(list(json.dumps(report).encode()), dtype=torch.uint8, device=device)
+        reports = [json.loads(bytes(part.tolist())) for part in self.gather(encoded)]
+        if fault is not None:
+            raise fault
+        for rank, (message, facts) in enumerate(reports):
+            if message:
+                raise ValueError(f"rank {rank}: {message}")
+            if facts != report[1]:
+                raise ValueError(
+                    f"ranks must be called alike; rank {self.rank}: {report[1]}, rank {rank}: {facts}"
+                )
 
     def gather(self, values: Tensor) -> list[Tensor]:
         """The ``[rows]`` values of every rank; the ranks may hold different numbers of rows."""

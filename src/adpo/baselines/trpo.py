@@ -56,17 +56,23 @@ def trpo_step(
     backtracks: int = 10,
     shrink: float = 0.5,
 ) -> TrustRegionStep:
-    """Move ``parameters`` in place. ``surrogate()`` is to be maximised, ``kl()`` is the mean KL(pi_old || pi).
+    """Move ``parameters`` in place; those that are frozen or that neither function uses stay where they are.
 
-    Both are evaluated anew at the current parameters; the old policy inside them must be a constant.
+    ``surrogate()`` is to be maximised, ``kl()`` is the mean KL(pi_old || pi). Both are evaluated anew at the current
+    parameters; the old policy inside them must be a constant.
     """
-    params = list(parameters)
+    params = [parameter for parameter in parameters if parameter.requires_grad]
     value = surrogate()
-    gradient = _flat(torch.autograd.grad(value, params)).detach()
-    kl_gradient = _flat(torch.autograd.grad(kl(), params, create_graph=True))
+    # What a loss does not use has a gradient of zero, and stays where it is.
+    gradient = _flat(torch.autograd.grad(value, params, allow_unused=True, materialize_grads=True)).detach()
+    kl_gradient = _flat(
+        torch.autograd.grad(kl(), params, create_graph=True, allow_unused=True, materialize_grads=True)
+    )
 
     def fisher(vector: Tensor) -> Tensor:
-        product = torch.autograd.grad(kl_gradient.dot(vector), params, retain_graph=True)
+        product = torch.autograd.grad(
+            kl_gradient.dot(vector), params, retain_graph=True, allow_unused=True, materialize_grads=True
+        )
         return _flat(product).detach() + damping * vector
 
     direction = conjugate_gradient(fisher, gradient, iterations)

@@ -88,18 +88,21 @@ def _alpha(
 
 def _transport(log_q: Tensor, log_p: Tensor, support: Tensor, positions: Tensor | None, *, order: float) -> Tensor:
     # On a line the best plan couples equal quantiles: integrate |Fq^-1(t) - Fp^-1(t)|^order over t, which is
-    # constant between two neighbouring steps of the two distribution functions.
+    # constant between two neighbouring steps of the two distribution functions. Which places meet there follows
+    # from how many steps of each function come before: any order of equal steps is an optimal basis of the
+    # transport problem, so the slope is a subgradient also where intervals have no width.
     assert positions is not None
     place, by_place = positions.sort(-1)
-    cdf_q = _mass(log_q, support).gather(-1, by_place).cumsum(-1)
-    cdf_p = _mass(log_p, support).gather(-1, by_place).cumsum(-1)
-    steps = torch.cat([cdf_q, cdf_p], -1).sort(-1).values
-    widths = torch.diff(steps, dim=-1, prepend=torch.zeros_like(steps[..., :1]))
-    middles = (steps - widths / 2).detach()
-    last = positions.shape[-1] - 1
-    from_q = place.gather(-1, torch.searchsorted(cdf_q, middles).clamp(max=last))
-    from_p = place.gather(-1, torch.searchsorted(cdf_p.detach(), middles).clamp(max=last))
-    return (widths * (from_q - from_p).abs() ** order).sum(-1)
+    mass = torch.stack([_mass(log_q, support), _mass(log_p, support)])
+    cdf = mass.gather(-1, by_place.expand_as(mass)).cumsum(-1)[..., :-1]  # the last step of both is at 1
+    last = cdf.shape[-1]
+    rising = cdf.detach().cummax(-1).values  # a parallel sum may fall by rounding
+    order_of_steps = torch.cat([*rising], -1).sort(dim=-1, stable=True).indices
+    widths = torch.diff(torch.cat([*cdf], -1).gather(-1, order_of_steps), dim=-1, prepend=place[..., :1] * 0)
+    of_q = (order_of_steps < last).long()
+    before_q, before_p = (each.cumsum(-1) - each for each in (of_q, 1 - of_q))
+    distance = (place.gather(-1, before_q) - place.gather(-1, before_p)).abs()
+    return (widths * distance**order).sum(-1)
 
 
 cross_entropy = Divergence("cross_entropy", _cross_entropy)
@@ -131,8 +134,8 @@ def wasserstein(order: float = 1.0) -> Divergence:
     """Transport cost ``W_order^order`` between q and p with ground metric ``|x_i - x_j|``.
 
     ``x`` is the signal ``positions`` where given, else the rewards (or the ranks). The power is left on
-    (for order 2: the squared distance), because the root has an infinite slope at the optimum. There the cost
-    itself has a kink: any subgradient may come back.
+    (for order 2: the squared distance), because the root has an infinite slope at the optimum. The cost has a
+    kink there, and wherever steps of the two distribution functions meet: one of the subgradients comes back.
     """
     if not (order >= 1 and math.isfinite(order)):
         raise ValueError(f"wasserstein needs an order of at least 1; got {order}")

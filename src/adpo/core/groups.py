@@ -9,25 +9,40 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 
 import torch
 from torch import Tensor
 
+from adpo.core.ties import merge_ties
+
 TABLE_SIGNALS = ("rewards", "ranks", "teacher_logp", "q", "positions")  # [groups, K]
 GROUP_SIGNALS = ("labels", "preference")  # [groups]
 SIGNALS = TABLE_SIGNALS + GROUP_SIGNALS
+ORDERS = ("rewards", "ranks")  # whose ties are merged
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a target may look at: float64, detached, masked cells zero."""
+    """What a target may look at: float64, detached, masked cells zero, tied rewards and ranks equal."""
 
     mask: Tensor  # [groups, K], bool
     anchor_logp: Tensor  # [groups, K]
     tau: Tensor  # [groups, 1] or [1, 1]
     signals: Mapping[str, Tensor]
+    faults: list[Tensor] = field(default_factory=list)  # [groups] each: bad input that could not be refused
+
+    def refuse(self, name: str, values: Tensor, bad: Tensor, expected: str) -> None:
+        """As the function, which see."""
+        self.faults.extend(refuse(name, values, bad, expected))
+
+    def poison(self) -> Tensor:
+        """``[groups]``: NaN for groups with a fault, zero for others."""
+        bad = torch.zeros_like(self.mask[:, 0])
+        for fault in self.faults:
+            bad = bad | fault
+        return torch.where(bad, torch.nan, 0.0).to(torch.float64)
 
     def need(self, asker: str, *names: str) -> tuple[str, Tensor]:
         """The one signal among ``names`` that was given, with its name."""
@@ -94,15 +109,15 @@ def result_dtype(logp: Tensor) -> torch.dtype:
 def tau_column(tau: float | Tensor, groups: int, device: torch.device) -> Tensor:
     """The temperature as a float64 column, ``[1, 1]`` for a number and ``[groups, 1]`` for a tensor."""
     if not isinstance(tau, Tensor):
-        if not (tau > 0 and math.isfinite(tau)):
+        if not 0 < tau < math.inf:  # not isfinite: this is traced where a compiled caller's tau changes
             raise ValueError(f"tau must be a positive finite number; got {tau}")
         return torch.full((1, 1), tau, dtype=torch.float64, device=device)
     column = _float64(tau.to(device)).detach()
     if column.ndim > 1 or column.numel() not in (1, groups):
         raise ValueError(f"tau must be a number or [groups] = [{groups}]; got {list(column.shape)}")
     column = column.reshape(-1, 1)
-    refuse("tau", column, ~(torch.isfinite(column) & (column > 0)), "positive and finite")
-    return column
+    bad = ~(torch.isfinite(column) & (column > 0))
+    return torch.where(bad, torch.nan, column) if refuse("tau", column, bad, "positive and finite") else column
 
 
 def enter(
@@ -119,10 +134,14 @@ def enter(
         mask = torch.ones_like(logp, dtype=torch.bool)
     elif mask.shape != logp.shape or mask.dtype != torch.bool:
         raise ValueError(f"mask must be bool {list(logp.shape)}, like logp; got {_described(mask)}")
+    else:
+        mask = mask.clone()  # it may be one of inference mode, too
     if anchor_logp is None:
         anchor_logp = torch.zeros_like(logp)
-    table = _clean("logp", logp, mask)
-    anchor = _clean("anchor_logp", anchor_logp, mask).detach()
+    column = tau_column(tau, len(logp), logp.device)
+    faults = [column.isnan().any(-1)] if transformed() else []
+    table = _clean("logp", logp, mask, faults)
+    anchor = _clean("anchor_logp", anchor_logp, mask, faults).detach()
     cleaned: dict[str, Tensor] = {}
     for name, values in signals.items():
         if name not in SIGNALS:
@@ -131,40 +150,43 @@ def enter(
             raise TypeError(f"unknown signal `{name}`; {hint}")
         if values is not None:
             known = mask if name in TABLE_SIGNALS else mask.any(1)
-            cleaned[name] = _clean(name, torch.as_tensor(values, device=logp.device), known).detach()
-    return table, Evidence(mask, anchor, tau_column(tau, len(logp), logp.device), cleaned)
+            clean = _clean(name, torch.as_tensor(values, device=logp.device), known, faults).detach()
+            cleaned[name] = merge_ties(clean, mask) if name in ORDERS else clean
+    return table, Evidence(mask, anchor, column, cleaned, faults)
 
 
-def refuse(name: str, values: Tensor, bad: Tensor, expected: str) -> None:
+def refuse(name: str, values: Tensor, bad: Tensor, expected: str) -> list[Tensor]:
     """Raise a `ValueError` that names the first cell where ``bad`` holds.
 
-    The only data-dependent branch of ``core``: left out under `torch.func` and `torch.compile`, where the
-    values are not there to be looked at.
+    The only data-dependent branch of ``core``. Under `torch.func` and `torch.compile` the values are not there to
+    be looked at: which groups are bad comes back, ``[groups]``, and loss and coefficients of those are NaN.
     """
-    if _transformed() or not bool(bad.any()):
-        return
+    if transformed():
+        return [bad.any(-1) if bad.ndim == 2 else bad]
+    if not bool(bad.any()):
+        return []
     cell = [int(i) for i in bad.nonzero()[0]]
     place = f"group {cell[0]}" + (f", candidate {cell[1]}" if values.ndim == 2 and values.shape[1] > 1 else "")
     raise ValueError(f"{name} at {place} is {values[tuple(cell)].item()}; expected {expected}")
 
 
-def _transformed() -> bool:
+def transformed() -> bool:
+    """Whether `torch.compile` or `torch.func` is at work, and no value is there to be looked at."""
     return torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level() is not None
 
 
-def _clean(name: str, values: Tensor, known: Tensor) -> Tensor:
+def _clean(name: str, values: Tensor, known: Tensor, faults: list[Tensor]) -> Tensor:
     if values.shape != known.shape:
         kind = "one per group" if known.ndim == 1 else "like logp"
         raise ValueError(f"{name} must be {list(known.shape)}, {kind}; got {_described(values)}")
     table = torch.where(known, _float64(values), 0.0)
-    refuse(name, table.detach(), ~torch.isfinite(table.detach()), "a finite value (or mask it out)")
+    seen = table.detach()
+    faults.extend(refuse(name, seen, ~torch.isfinite(seen), "a finite value (or mask it out)"))
     return table
 
 
 def _float64(values: Tensor) -> Tensor:
-    if not _transformed() and values.is_inference():  # such a tensor cannot enter a graph, a copy can
-        values = values.clone()
-    return values.to(torch.float64)
+    return values.to(torch.float64, copy=True)  # a tensor of inference mode cannot enter a graph, a copy can
 
 
 def _described(values: Tensor) -> str:

@@ -7,14 +7,14 @@ size and order gives the gradient of the whole-group loss.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from adpo.core.divergences import Divergence, cross_entropy, entropy
-from adpo.core.groups import Evidence, enter, result_dtype, tau_column
+from adpo.core.groups import Evidence, enter, result_dtype, tau_column, transformed
 from adpo.core.targets import Target
 
 Reduction = Literal["mean", "sum", "none"]
@@ -137,7 +137,8 @@ class Objective:
                 saturated=_mean(((largest > SATURATED) & (size > 1)).to(torch.float64), real),
                 live=_mean(live.to(torch.float64), real),
             )
-            return Diagnostics(*(value.to(result_dtype(logp)) for value in means))
+            poison = evidence.poison().sum()  # NaN or nothing
+            return Diagnostics(*((value + poison).to(result_dtype(logp)) for value in means))
 
     def live(self, c: Tensor, tau: float | Tensor) -> Tensor:
         """Which groups have any gradient, ``[groups]``, from the coefficients of the summed loss.
@@ -160,7 +161,10 @@ class Objective:
 
     def _reduced(self, table: Tensor, evidence: Evidence, reduction: Reduction) -> Tensor:
         u = (table - evidence.anchor_logp) / evidence.tau
+        evidence = replace(evidence, faults=[*evidence.faults])
         groups = self.target.compare(self.divergence, u, evidence, self._positions(evidence))
+        if evidence.faults:  # bad input that could not be refused: NaN, also in the slope of its groups
+            groups = groups + evidence.poison() * u.sum(-1)
         if reduction == "mean":
             return groups.sum() / evidence.mask.any(-1).sum().clamp(min=1)
         if reduction == "sum":
@@ -170,6 +174,9 @@ class Objective:
         raise ValueError(f'reduction must be "mean", "sum" or "none"; got {reduction!r}')
 
     def _slope(self, table: Tensor, evidence: Evidence, reduction: Reduction) -> Tensor:
+        if transformed():
+            of_table = torch.func.grad(lambda each: self._reduced(each, evidence, reduction).sum())
+            return of_table(table.detach()).detach()  # type: ignore[no-any-return]
         leaf = table.detach().requires_grad_()
         loss = self._reduced(leaf, evidence, reduction).sum()
         (slope,) = torch.autograd.grad(loss, leaf)

@@ -12,8 +12,7 @@ Without ties the cross-entropy is the negative log-likelihood of the ranking (Li
 Efron's partial likelihood by the constant ``sum log(d^d / d!)`` that the weights bring in.
 
 For cross-entropy and forward KL a closed form takes O(K log K) time and O(K) memory a group; other divergences
-go stage by stage. Take second derivatives with `torch.func.hessian`: backward through backward of
-`torch.logcumsumexp` yields NaN where a first derivative is exactly zero, as it is at ties and masked candidates.
+go stage by stage.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ from torch import Tensor
 
 from adpo.core.divergences import Divergence, cross_entropy, forward_kl
 from adpo.core.groups import Evidence
+from adpo.core.tails import log_tail
 from adpo.core.targets import Stage, _SmoothedTarget, ordering
 
 
@@ -123,14 +123,16 @@ class plackett_luce(_SmoothedTarget):
         row; masked candidates stand in front, where no risk set reaches.
         """
         sorted_u = u.gather(-1, ranked.order)
-        log_tail = torch.logcumsumexp(sorted_u.flip(-1), -1).flip(-1)
+        log_rest = log_tail(sorted_u)
         log_shrink = self._log_shrink(ranked)
         if self.ties == "breslow":
-            log_z = log_tail.gather(-1, ranked.start)
+            log_z = log_rest.gather(-1, ranked.start)
         else:
             # Adding what is left of D_j to R_{j+1} instead of taking away from R_j: nothing cancels.
-            below = log_tail.gather(-1, ranked.end.clamp(max=u.shape[1] - 1))
-            log_z = torch.logaddexp(below, log_shrink + _log_sum_of_stratum(sorted_u, ranked))
+            below = log_rest.gather(-1, ranked.end.clamp(max=u.shape[1] - 1))
+            # Not logaddexp, whose second derivative overflows where the two are far apart.
+            left = log_shrink + _log_sum_of_stratum(sorted_u, ranked)
+            log_z = torch.stack([below, left]).logsumexp(0)
         smoothing = self.label_smoothing
         # The d stages of a stratum share the mean of u over it: give each place its own u instead.
         expected = (1 - smoothing) * (sorted_u + log_shrink)

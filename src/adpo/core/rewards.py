@@ -1,7 +1,8 @@
 """Statistics of the rewards inside a group: z-scores and the kernel distribution function.
 
-Both are taken over the real candidates, are unchanged by a positive affine map of the rewards, and know a tied
-group exactly (no epsilon: rounding of a mean must not turn equal rewards into unit z-scores).
+Both are taken over the real candidates, whose ties have been merged (`adpo.core.ties`), are unchanged by a
+positive affine map that keeps the ties, and know a tied group exactly (rounding of a mean must not turn equal
+rewards into unit z-scores).
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ class one_hot(_SmoothedTarget):
         candidates = torch.arange(evidence.mask.shape[1], device=labels.device)
         q = (candidates == labels.unsqueeze(-1)) & evidence.mask
         unlabelled = evidence.mask.any(-1) & ~q.any(-1)
-        refuse("labels", labels, unlabelled, "the index of an unmasked candidate of the group")
+        evidence.refuse("labels", labels, unlabelled, "the index of an unmasked candidate of the group")
         return [self._stage(q.to(torch.float64), evidence.mask)]
 
 
@@ -143,11 +143,11 @@ class soft(_SmoothedTarget):
 
     def stages(self, evidence: Evidence) -> list[Stage]:
         _, q = evidence.need("soft()", "q")
-        refuse("q", q, q < 0, "a probability")
+        evidence.refuse("q", q, q < 0, "a probability")
         total = q.sum(-1)
         # Rows normalised in half precision miss 1 by some thousandths; they are normalised again.
         off = evidence.mask.any(-1) & ((total - 1).abs() > 1e-2)
-        refuse("the sum of q", total, off, "1 over the unmasked candidates")
+        evidence.refuse("the sum of q", total, off, "1 over the unmasked candidates")
         return [self._stage(q / total.clamp(min=1e-300).unsqueeze(-1), evidence.mask)]
 
 
@@ -174,7 +174,7 @@ class teacher(Target):
 
 @dataclass(frozen=True)
 class bradley_terry(_SmoothedTarget):
-    """A pair (K = 2): ``rewards`` (the higher wins, equal = silent) or ``preference`` = P(candidate 0 wins)."""
+    """A pair (K = 2): ``rewards`` (the higher wins, tied = silent) or ``preference`` = P(candidate 0 wins)."""
 
     def stages(self, evidence: Evidence) -> list[Stage]:
         if evidence.mask.shape[1] != 2:
@@ -185,7 +185,7 @@ class bradley_terry(_SmoothedTarget):
             first = (signal[:, 0] > signal[:, 1]).to(torch.float64)
             support = support & (signal[:, :1] != signal[:, 1:])
         else:
-            refuse(name, signal, (signal < 0) | (signal > 1), "a probability")
+            evidence.refuse(name, signal, (signal < 0) | (signal > 1), "a probability")
             first = signal
         return [self._stage(torch.stack([first, 1 - first], -1), support)]
 

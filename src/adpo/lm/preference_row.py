@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+from adpo.core.ties import all_tied
+
 FIELDS = ("prompt", "completions", "rewards", "ranks", "chosen", "rejected")
 Message = dict[str, Any]
 """``role``, ``content``, and what else the chat template reads."""
@@ -34,7 +36,7 @@ class Preferences:
     @property
     def tied(self) -> bool:
         """Whether no completion is preferred to another."""
-        return min(self.rewards) == max(self.rewards)
+        return all_tied(self.rewards)
 
 
 @dataclass(frozen=True)

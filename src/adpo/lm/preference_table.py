@@ -24,6 +24,7 @@ from uuid import uuid4
 import pyarrow as pa  # type: ignore[import-untyped]
 from pyarrow import compute
 
+from adpo.core.ties import all_tied
 from adpo.lm.preference_tokens import Batch, TokenizedList, batches, identity
 from adpo.lm.preferences import (
     BadRow,
@@ -91,7 +92,7 @@ class PreferenceTable:
             self.tally,
             rows=len(rows),
             completions=sum(self._sizes[row] for row in rows),
-            tied=sum(min(rewards) == max(rewards) for rewards in map(self._rewards, rows)),
+            tied=sum(all_tied(rewards) for rewards in map(self._rewards, rows)),
         )
         return PreferenceTable(self._data, tally, _hash([self.fingerprint, chosen]), rows)
 
@@ -207,7 +208,7 @@ def _that_fit(lists: Sequence[TokenizedList], max_length: int | None, tally: Tal
         kept.append(row._replace(completion_ids=[ids[:room] for ids in row.completion_ids]))
         tally.rows += 1
         tally.completions += len(row.completion_ids)
-        tally.tied += min(row.rewards) == max(row.rewards)
+        tally.tied += all_tied(row.rewards)
         tally.truncated += sum(room is not None and len(ids) > room for ids in row.completion_ids)
     return kept
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from adpo.core.groups import from_flat, to_table
+from adpo.core.ties import merge_ties
 
 DECIMALS = 5
 """Of a score; what is beyond is the rounding of sums of log-probabilities."""
@@ -37,7 +38,7 @@ def ranking(scores: Tensor, rewards: Tensor, lists: Tensor) -> Ranking:
     (0.667, 0.95, 1.0)
     """
     s, mask, index = from_flat(scores.double().round(decimals=DECIMALS), lists)
-    r = to_table(rewards.double(), index, (mask.shape[0], mask.shape[1]))
+    r = merge_ties(to_table(rewards.double(), index, (mask.shape[0], mask.shape[1])), mask)
     high, low = _extremes(r, mask)
     useful = high > low
     s, r, mask, high, low = s[useful], r[useful], mask[useful], high[useful], low[useful]

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from adpo.core.groups import from_flat, to_flat
+from adpo.core.ties import merge_ties
 from adpo.lm.scoring import Sequences, sequences
 
 Batch = dict[str, Tensor]
@@ -40,6 +42,8 @@ def tokens(batch: Batch) -> Sequences:
 
 def shares(lists: Tensor, rewards: Tensor) -> tuple[Tensor, Tensor]:
     """Weights, summing to one over a list, of its best and of its worst rows; zero where all are tied."""
+    table, mask, index = from_flat(rewards.double(), lists)
+    rewards = to_flat(merge_ties(table, mask), index)
     count = int(lists.max()) + 1
     base = torch.zeros(count, dtype=rewards.dtype, device=rewards.device)
     high = base.scatter_reduce(0, lists, rewards, "amax", include_self=False)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from adpo.anchors import Self
 from adpo.core.temperature import Temperature
+from adpo.core.ties import merge_ties
 from adpo.integrations.guards import GuardedRewards
 from adpo.integrations.trl import answers
 from adpo.integrations.trl.observed import Observed
@@ -114,6 +115,7 @@ class Rollouts(Observed):
     def _extremes(self, rewards: Tensor, member: Tensor, first: int) -> tuple[Tensor, Tensor]:
         """Weights, summing to one over a group, of its best and of its worst members; zero where all are tied."""
         table = self.accelerator.gather(torch.where(member, rewards, torch.nan)).view(-1, self.num_generations)
+        table = merge_ties(table.double(), torch.isfinite(table))
         high, low = table.nan_to_num(-math.inf).amax(1, True), table.nan_to_num(math.inf).amin(1, True)
         found = []
         for extreme in (high, low):
