@@ -14,6 +14,8 @@ from typing import Any
 
 from torch import Tensor
 
+from adpo.core.ties import all_tied
+
 log = logging.getLogger("adpo")
 SHARE, STEPS = 0.9, 20
 """A warning is logged when more than this share of groups has had no gradient over so many optimizer steps."""
@@ -44,11 +46,11 @@ def causes_of(rewards: Tensor, member: Tensor, cut: Tensor) -> Counter[str]:
     for values, inside, ended in zip(rewards.tolist(), member.tolist(), cut.tolist(), strict=True):
         kept = [value for value, known in zip(values, inside, strict=True) if known]
         if all(ended):
-            if len(set(kept)) < 2:
+            if not kept or all_tied(kept):
                 found["cut"] += 1
         elif not kept:
             found["left out"] += 1
-        elif len(set(kept)) == 1:
+        elif all_tied(kept):
             found[{1.0: "right", 0.0: "wrong"}.get(kept[0], "equal")] += 1
     return found
 
