@@ -153,6 +153,7 @@ MAY_USE = {  # besides torch: few, named files
     "integrations/listwise/scores.py": {"transformers"},
     "integrations/listwise/watching.py": {"accelerate"},
     "integrations/listwise/trainer.py": {"transformers"},
+    "integrations/accepted.py": {"transformers"},
     "integrations/guards.py": {"transformers"},
     "integrations/checkpoints.py": {"safetensors"},
     "integrations/epochs.py": {"transformers"},

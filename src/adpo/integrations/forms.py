@@ -83,6 +83,8 @@ def scorer_of(trainer: Any, reduction: Reduction, temperature: float = 1.0) -> S
     accelerator = trainer.accelerator
     policy = accelerator.unwrap_model(trainer.model)
     forms = trainer.args.forms(accelerator.distributed_type in SHARDED)
-    scorer = Scorer(policy, forms, reduction, temperature, NARROW.get(accelerator.mixed_precision))
+    passes = NARROW.get(accelerator.mixed_precision)
+    head = torch.float32 if getattr(trainer.args, "cast_lm_head_to_fp32", False) else None
+    scorer = Scorer(policy, forms, reduction, temperature, passes, head)
     trainer.args.settle_checkpointing(scorer)
     return scorer

@@ -12,6 +12,7 @@ import torch
 from transformers import set_seed
 
 from adpo.files import write_json
+from adpo.lm.context import context_length
 from adpo.lm.rewards import Correct
 from adpo.lm.tasks import up_to
 from adpo.provenance import provenance, typed
@@ -113,7 +114,7 @@ def train(order: Ordered[Asked], display: Display) -> dict[str, Any]:
         path = run.start or model_folder(run, display)
     model, tokenizer = load_model(path, given.get("model_init_kwargs"))
     rows = data.prepare(run, tokenizer, order.seed)
-    context = getattr(model.config, "max_position_embeddings", None)
+    context = context_length(model.config)
     longest, chat = config.max_completion_length, config.chat_template_kwargs or {}
     parts = (rows.train, rows.test, rows.dev)
     to_train, to_test, to_watch = (data.that_fit(part, tokenizer, context, longest, chat) for part in parts)

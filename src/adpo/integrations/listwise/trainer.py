@@ -16,6 +16,7 @@ from transformers import TrainerCallback
 from adpo import exact
 from adpo.anchors import EMA, Refresh, Self
 from adpo.integrations import state
+from adpo.integrations.accepted import refuse_pictures, refuse_router_loss, refuse_vision
 from adpo.integrations.epochs import EpochShuffle, StartEpoch
 from adpo.integrations.guards import RefuseBadSteps
 from adpo.integrations.listwise import sources
@@ -23,6 +24,7 @@ from adpo.integrations.listwise.collate import Batch, Collate, shares, tokens
 from adpo.integrations.listwise.config import ListwiseConfig
 from adpo.integrations.listwise.watching import Watching
 from adpo.integrations.passes import ByIndex, Passes, one_thread
+from adpo.lm.context import context_length
 from adpo.lm.scoring import Sequences
 
 FAR = 2**32  # keeps the lists of different processes apart
@@ -57,7 +59,10 @@ class ListwiseTrainer(Watching):
         model, processing_class = sources.model_and_tokenizer(model, processing_class, peft_config)
         if args.disable_dropout:
             sources.without_dropout(model)
-        context = getattr(model.config, "max_position_embeddings", None)
+        refuse_pictures("ListwiseTrainer", (train_dataset, eval_dataset), processing_class)
+        refuse_vision("ListwiseTrainer", model)
+        refuse_router_loss("ListwiseTrainer", model)
+        context = context_length(model.config)
         tables = [sources.table(data, processing_class, args, context) for data in (train_dataset, eval_dataset)]
         pad = processing_class.pad_token_id
         super().__init__(
