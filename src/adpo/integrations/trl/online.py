@@ -20,6 +20,7 @@ from trl.trainer.utils import split_tensor_dict
 
 from adpo import exact
 from adpo.integrations import state
+from adpo.integrations.accepted import refuse_router_loss
 from adpo.integrations.guards import GuardedRewards, RefuseBadSteps
 from adpo.integrations.passes import ByIndex, Passes, one_thread
 from adpo.integrations.trl.anchoring import Anchored
@@ -57,6 +58,11 @@ class ADPOTrainer(Anchored):
             raise TypeError(f"args must be an ADPOConfig; got {type(args).__name__}")
         self.reward_guard = GuardedRewards(args.max_refused_steps)
         super().__init__(model, self.reward_guard.wrap(reward_funcs), args, **rest)
+        refuse_router_loss("ADPOTrainer", self.accelerator.unwrap_model(self.model), args.router_aux_loss_coef)
+        if self.aux_loss_enabled:  # by the model's own coefficient, which TRL's losses would add
+            log.warning(
+                "ADPO adds no router loss: router_aux_loss_coef = %g has no effect", self.router_aux_loss_coef
+            )
         self.objective = args.objective()
         self.schedule = args.temperature_schedule()
         self.tau: float = args.tau
