@@ -154,6 +154,7 @@ MAY_USE = {  # besides torch: few, named files
     "integrations/listwise/watching.py": {"accelerate"},
     "integrations/listwise/trainer.py": {"transformers"},
     "integrations/accepted.py": {"transformers"},
+    "integrations/engine.py": {"accelerate"},
     "integrations/guards.py": {"transformers"},
     "integrations/checkpoints.py": {"safetensors"},
     "integrations/epochs.py": {"transformers"},

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from adpo.integrations.coordinates import choose
+from adpo.integrations.engine import refuse_stage
 from adpo.integrations.passes import SHARDED
 from adpo.lm.attention_kernels import NAMES
 from adpo.lm.scorer import Forms, Scorer
@@ -48,6 +49,7 @@ class ScoringForms:
     )
 
     def check_forms(self) -> None:
+        refuse_stage(self)
         choose("scoring", self.scoring, ("auto", "padded", "packed"))
         choose("attention", self.attention, ("auto", *NAMES))
         if self.ddp_broadcast_buffers:

@@ -12,6 +12,8 @@ import torch
 from torch import nn
 from transformers import TrainerCallback
 
+from adpo.integrations.engine import engine_of
+
 log = logging.getLogger("adpo")
 
 
@@ -45,7 +47,8 @@ class RefuseBadSteps(TrainerCallback):  # type: ignore[misc]
         accelerator = self.trainer.accelerator
         if accelerator.scaler is not None:
             return
-        if gradients_are_finite(self.trainer):
+        engine = engine_of(accelerator)  # which has made its step by now, or refused it
+        if gradients_are_finite(self.trainer) if engine is None else not engine.refused:
             self.in_a_row = 0
         else:
             self.refused += 1

@@ -151,8 +151,14 @@ class ListwiseTrainer(Watching):
                 lambda: self._parts(batch, self.args.completions_per_pass),
                 rows.tokens,
             )
+            if passes.engine is not None:
+                passes.close(
+                    lambda: 0 * self._logp(model, tokens(batch).take(torch.zeros_like(lists).view(1))).sum()
+                )
         loss = found.loss.to(torch.float32) * share
         passes.refuse_if_spoilt(loss)
+        if passes.engine is not None and self.accelerator.sync_gradients:
+            passes.engine.step()
         # A policy at its anchor has log-ratio zero, whatever its log-probabilities are.
         self._observe(batch, found, found.logp if at_anchor else anchor_logp, best, worst)
         return loss

@@ -26,6 +26,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
+from adpo.integrations.engine import engine_of
 from adpo.integrations.guards import gradients_are_finite
 from adpo.integrations.passes import SHARDED
 from adpo.integrations.trl.scoring import Scoring
@@ -269,6 +270,7 @@ class Stepping(Scoring):
         self.add_callback(self.backtracking)
 
     def training_step(self, *arguments: Any, **options: Any) -> Tensor:
+        engine_of(self.accelerator)
         loss: Tensor = super().training_step(*arguments, **options)
         if self.backtracking is not None:
             self.backtracking.loss += loss.detach()

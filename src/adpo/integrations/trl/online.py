@@ -119,17 +119,17 @@ class ADPOTrainer(Anchored):
         member, gather = rows["member"], self.accelerator.gather
         present = gather(torch.where(member, rows["groups"], -1))
         groups = len(torch.unique(present[present >= 0]))
+        passes = Passes(self.scorer, self.accelerator, model, self.args.gradient_checkpointing)
+        first_row = {name: part[:1] for name, part in rows.items()}
+
+        def nothing() -> Tensor:
+            return 0 * self._logp(model, first_row).sum()
+
         if not groups:
             self._note(rows_left_out=1.0, rows_scored=0.0, loss_of_groups=0.0)
-            if (
-                self.accelerator.num_processes > 1
-            ):  # what earlier rollouts of the step accumulated is averaged here
-                self.accelerator.backward(
-                    0 * self._logp(model, {name: part[:1] for name, part in rows.items()}).sum()
-                )
+            passes.close(nothing)  # what earlier rollouts of the step accumulated is averaged here
             self._remember(torch.full(member.shape, torch.nan, dtype=torch.float64, device=member.device))
             return 0.0
-        passes = Passes(self.scorer, self.accelerator, model, self.args.gradient_checkpointing)
         places = member.nonzero().squeeze(1)
         of_members = {name: values[places] for name, values in rows.items()}
         at_anchor, anchor_logp = self._anchor_logp(rows, places)
@@ -165,6 +165,8 @@ class ADPOTrainer(Anchored):
             by_index.tokens,
             as_before=self.state.global_step != self._sampled_at,
         )
+        if passes.engine is not None:
+            passes.close(nothing)
         passes.refuse_if_spoilt(found.loss.float())
         self._tell(rows, places, found)
         logp = torch.full(member.shape, torch.nan, dtype=torch.float64, device=member.device)
