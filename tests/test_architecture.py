@@ -155,6 +155,7 @@ MAY_USE = {  # besides torch: few, named files
     "integrations/listwise/trainer.py": {"transformers"},
     "integrations/accepted.py": {"transformers"},
     "integrations/engine.py": {"accelerate"},
+    "integrations/scaler.py": {"transformers"},
     "integrations/guards.py": {"transformers"},
     "integrations/checkpoints.py": {"safetensors"},
     "integrations/epochs.py": {"transformers"},

@@ -24,6 +24,7 @@ from adpo.integrations.listwise.collate import Batch, Collate, shares, tokens
 from adpo.integrations.listwise.config import ListwiseConfig
 from adpo.integrations.listwise.watching import Watching
 from adpo.integrations.passes import ByIndex, Passes, one_thread
+from adpo.integrations.scaler import EmptySteps
 from adpo.lm.context import context_length
 from adpo.lm.scoring import Sequences
 
@@ -85,7 +86,8 @@ class ListwiseTrainer(Watching):
         self.tau: float = args.tau
         self.anchor = self._made_anchor(args)
         self.step_guard = RefuseBadSteps(self, args.max_refused_steps)
-        for callback in (self.step_guard, StartEpoch(self), _AfterStep(self)):
+        self.empty_steps = EmptySteps(self)
+        for callback in (self.empty_steps, self.step_guard, StartEpoch(self), _AfterStep(self)):
             self.add_callback(callback)
 
     def _made_anchor(self, args: ListwiseConfig) -> Self | None:
@@ -159,6 +161,7 @@ class ListwiseTrainer(Watching):
         passes.refuse_if_spoilt(loss)
         if passes.engine is not None and self.accelerator.sync_gradients:
             passes.engine.step()
+        self.empty_steps.after_passes()
         # A policy at its anchor has log-ratio zero, whatever its log-probabilities are.
         self._observe(batch, found, found.logp if at_anchor else anchor_logp, best, worst)
         return loss

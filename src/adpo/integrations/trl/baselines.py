@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from trl import GRPOConfig
 
 from adpo.integrations.forms import ScoringForms
+from adpo.integrations.guards import RefuseBadSteps
 from adpo.integrations.passes import Passes, one_thread
 from adpo.integrations.trl.backtracking import BacktrackingForm, Stepping
 from adpo.integrations.trl.rows import Rows, trimmed
@@ -26,6 +27,9 @@ SUM_OF_TOKENS = ("dapo", "cispo", "vespo")
 
 DETACHED = ("cispo", "vespo")
 """Losses whose value is not what their gradient descends: its weights are held fixed."""
+
+REFUSED_IN_A_ROW = 5
+"""Steps whose gradient is not finite, after which training ends."""
 
 
 @dataclass
@@ -63,10 +67,18 @@ class FastGRPOTrainer(Stepping):
 
     def __init__(self, model: Any, reward_funcs: Any, args: FastGRPOConfig, **rest: Any) -> None:
         super().__init__(model, reward_funcs, args, **rest)
+        self.step_guard = RefuseBadSteps(self, REFUSED_IN_A_ROW)
+        self.add_callback(self.step_guard)
         self._waiting: list[Rows] = []  # micro-batches of one rollout and one optimizer step
         # What TRL averages over a micro-batch, beside the loss of its rows, or gathers row by row, must be TRL's.
         terms = self._entropy_bonus_enabled or self.aux_loss_enabled or self.top_entropy_quantile < 1
         self._own_passes = self.scorer.packs and self.accelerator.num_processes == 1 and not terms
+
+    def train(self, *arguments: Any, **options: Any) -> Any:
+        """As in TRL; a run of refused steps ends in `TrainingStoppedError`."""
+        result = super().train(*arguments, **options)
+        self.step_guard.complain()
+        return result
 
     def _prepare_inputs(self, generation_batch: Any) -> Rows:
         """As TRL; the last micro-batch of a step is given the whole step."""

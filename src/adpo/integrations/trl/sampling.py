@@ -32,6 +32,7 @@ from adpo.lm.padding import off_by_padding
 
 log = logging.getLogger("adpo")
 T = TypeVar("T")
+NARROW_RANGE = "weights in float32 and passes in float16, whose range may not hold a residual stream"
 SIZES = 3
 """Graphs that are kept: a rollout's prompts have one of a few lengths."""
 
@@ -83,6 +84,10 @@ class Sampling(ExactResume):
         self.why_not_compiled = self._why_not_compiled()
         if self.why_not_compiled is None:
             self.pad_to_multiple_of = self.pad_to_multiple_of or PADDED_TO
+        if self.args.record_sampling and self.why_not_recorded is not None:
+            log.warning("record_sampling has no effect: %s", self.why_not_recorded)
+        elif self.why_not_compiled == NARROW_RANGE:
+            log.warning("sampling is not compiled: %s", NARROW_RANGE)
         log.info("sampling: %s", self.how_sampled())
 
     def _refuse_padding(self) -> None:
@@ -139,7 +144,7 @@ class Sampling(ExactResume):
             if args.cast_lm_head_to_fp32:
                 return "an output layer in float32"
             if self._rounded == torch.float16:
-                return "weights in float32 and passes in float16, whose range may not hold a residual stream"
+                return NARROW_RANGE
         return None
 
     @property
