@@ -200,7 +200,7 @@ def made_trainer(
     from datasets import Dataset
     from transformers.trainer_callback import PrinterCallback
 
-    from adpo.integrations.guards import GuardedRewards, RefuseBadSteps
+    from adpo.integrations.guards import GuardedRewards
     from adpo.integrations.notes import Noted
     from adpo.integrations.trl import ADPOTrainer
     from adpo.integrations.trl.baselines import FastGRPOTrainer
@@ -215,8 +215,6 @@ def made_trainer(
         trainer = ADPOTrainer(model, reward, **common)
     else:
         trainer = FastGRPOTrainer(model, GuardedRewards(5).wrap(reward), **common)
-        trainer.step_guard = RefuseBadSteps(trainer, 5)
-        trainer.add_callback(trainer.step_guard)
         trainer.add_callback(Noted(trainer, guard=trainer.step_guard))
     trainer.remove_callback(PrinterCallback)
     return trainer
