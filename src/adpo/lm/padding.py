@@ -81,4 +81,4 @@ def off_by_padding(model: Any, precision: torch.dtype | None = None, *, position
     pair = (logits[0, -len(ROW) :].float().log_softmax(1) for logits in (found, expected))
     off = float((next(pair) - next(pair)).abs().mean())
     narrow = (precision or dtype_of_layers(model)) != torch.float32
-    return 0.0 if off < (TOLERANCE_NARROW if narrow else TOLERANCE) else off
+    return off if off > (TOLERANCE_NARROW if narrow else TOLERANCE) else 0.0  # NaN weights say nothing of padding
