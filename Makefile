@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test test-verl check unit docs format bench dist clean
+.PHONY: run test test-verl test-deepspeed check unit docs format bench dist clean
 
 run: .venv/.ready  ## environment + training of the embedded model: minutes
 	$(BIN)/adpo train
@@ -11,6 +11,11 @@ test: check unit  ## environment + lint + types + tests
 
 test-verl: .venv-verl/.ready  ## an environment of its own: verl caps transformers below what the rest may use
 	cd tests/on_verl && ../../.venv-verl/bin/python -m pytest -q -c /dev/null --rootdir . -p no:cacheprovider
+
+test-deepspeed: .venv/.ready build/deepspeed/.ready  ## DeepSpeed, built for the CPU, beside the environment's packages
+	DS_ACCELERATOR=cpu TORCH_EXTENSIONS_DIR=$(CURDIR)/build/deepspeed/extensions OMP_NUM_THREADS=1 \
+		PATH=$(CURDIR)/build/deepspeed/packages/bin:$(CURDIR)/$(BIN):$$PATH PYTHONPATH=$(CURDIR)/build/deepspeed/packages \
+		$(BIN)/pytest -q -p no:cacheprovider tests/on_deepspeed
 
 check: .venv/.ready
 	$(BIN)/ruff check .
@@ -57,4 +62,15 @@ clean:
 	$(PYTHON) -m venv --without-pip .venv-verl
 	$(PYTHON) -m pip --python .venv-verl/bin/python install --quiet -c constraints-verl.txt torch==2.13.0
 	$(PYTHON) -m pip --python .venv-verl/bin/python install --quiet -c constraints-verl.txt -e '.[verl]' pytest hypothesis
+	touch $@
+
+# DeepSpeed is a source build; its kernels are compiled when they are first used. A build that is killed leaves a lock
+# in `extensions`, on which later ones would wait: `make clean` removes it.
+build/deepspeed/.ready: .venv/.ready
+	rm -rf build/deepspeed
+	mkdir -p build/deepspeed
+	DS_BUILD_OPS=0 DS_ACCELERATOR=cpu $(PYTHON) -m pip --python $(BIN)/python install --quiet --no-deps \
+		--no-build-isolation --target build/deepspeed/packages deepspeed==0.19.8 hjson==3.1.0 py-cpuinfo==9.0.0 \
+		msgpack==1.2.4 einops==0.8.2 ninja==1.13.2 pydantic==2.14.3 pydantic-core==2.50.4 annotated-types==0.8.0 \
+		typing-inspection==0.4.5
 	touch $@

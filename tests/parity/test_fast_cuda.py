@@ -11,8 +11,9 @@ import test_packed
 from adpo.lm.attention_kernels import prepared, why_not
 from adpo.lm.compiled import CompiledLayers
 from adpo.lm.head import fused_token_scores, token_scores, weighted_token_logp
-from adpo.lm.packed_scoring import packed_seq_logp, packed_weighted_logp, why_not_packed
+from adpo.lm.packed_scoring import packed_seq_logp, packed_weighted_logp
 from adpo.lm.packing import packed
+from adpo.lm.packing_checks import why_not_packed
 from adpo.lm.scorer import Forms, Scorer
 from adpo.lm.scoring import seq_logp, sequences
 

@@ -9,8 +9,9 @@ pytest.importorskip("transformers")
 
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from adpo.lm.packed_scoring import packed_seq_logp, why_not_packed
+from adpo.lm.packed_scoring import packed_seq_logp
 from adpo.lm.packing import packed, repacked
+from adpo.lm.packing_checks import why_not_packed
 from adpo.lm.scorer import Forms, Scorer
 from adpo.lm.scoring import seq_logp, sequences, token_logp
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from adpo.integrations.coordinates import choose
+from adpo.integrations.engine import refuse_stage
 from adpo.integrations.passes import SHARDED
 from adpo.lm.attention_kernels import NAMES
 from adpo.lm.scorer import Forms, Scorer
@@ -48,6 +49,7 @@ class ScoringForms:
     )
 
     def check_forms(self) -> None:
+        refuse_stage(self)
         choose("scoring", self.scoring, ("auto", "padded", "packed"))
         choose("attention", self.attention, ("auto", *NAMES))
         if self.ddp_broadcast_buffers:
@@ -83,6 +85,8 @@ def scorer_of(trainer: Any, reduction: Reduction, temperature: float = 1.0) -> S
     accelerator = trainer.accelerator
     policy = accelerator.unwrap_model(trainer.model)
     forms = trainer.args.forms(accelerator.distributed_type in SHARDED)
-    scorer = Scorer(policy, forms, reduction, temperature, NARROW.get(accelerator.mixed_precision))
+    passes = NARROW.get(accelerator.mixed_precision)
+    head = torch.float32 if getattr(trainer.args, "cast_lm_head_to_fp32", False) else None
+    scorer = Scorer(policy, forms, reduction, temperature, passes, head)
     trainer.args.settle_checkpointing(scorer)
     return scorer

@@ -12,6 +12,8 @@ import torch
 from torch import nn
 from transformers import TrainerCallback
 
+from adpo.integrations.engine import engine_of
+
 log = logging.getLogger("adpo")
 
 
@@ -33,7 +35,8 @@ class RefuseBadSteps(TrainerCallback):  # type: ignore[misc]
     """No optimizer step with a gradient that is not finite: parameters and optimizer stay as they were.
 
     After ``limit`` of them in a row training ends, with a checkpoint of the model as it was before the first.
-    Works with any trainer of transformers; under fp16 the gradient scaler does this itself.
+    Works with any trainer of transformers. Under fp16 the gradient scaler skips such steps itself, and halves its
+    scale: they are counted as refused, and limited once there is no scale left to halve.
     """
 
     def __init__(self, trainer: Any, limit: int) -> None:
@@ -43,20 +46,23 @@ class RefuseBadSteps(TrainerCallback):  # type: ignore[misc]
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
         accelerator = self.trainer.accelerator
-        if accelerator.scaler is not None:
-            return
-        if gradients_are_finite(self.trainer):
+        scaler = accelerator.scaler
+        engine = engine_of(accelerator)  # which has made its step by now, or refused it
+        if gradients_are_finite(self.trainer) if engine is None else not engine.refused:
             self.in_a_row = 0
         else:
             self.refused += 1
-            self.in_a_row += 1
-            for parameter in self.trainer.model.parameters():
+            if scaler is None or scaler.get_scale() <= 1:
+                self.in_a_row += 1
+            for parameter in self.trainer.model.parameters() if scaler is None else ():
                 parameter.grad = None
             log.warning(
-                "step %d refused: its gradient is not finite (%d so far, %d in a row)",
+                "step %d refused: its gradient is not finite%s (%d so far, %d in a row%s)",
                 state.global_step + 1,
+                "" if scaler is None else f", scaled by {scaler.get_scale():g}",
                 self.refused,
                 self.in_a_row,
+                "" if scaler is None else " without a scale to halve",
             )
         self.trainer._metrics["train"]["refused_steps"] = [float(self.refused)]  # a count: not to be averaged
 

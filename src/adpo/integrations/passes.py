@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from adpo.exact import ScoreRows, WeighRows
+from adpo.integrations.engine import engine_of
 from adpo.lm.scorer import Scorer
 
 T = TypeVar("T")
@@ -73,6 +74,8 @@ class Passes:
         self.several = accelerator.num_processes > 1
         self.sharded = accelerator.distributed_type in SHARDED
         self.scaled = accelerator.mixed_precision == "fp16"
+        self.engine = engine_of(accelerator)
+        self._more_follow = False  # whether the pass at hand is not the last of these
         self._odd: list[Tensor] = []  # whether a log-probability was not finite; looked at once, at the end
 
     def made(
@@ -165,13 +168,38 @@ class Passes:
 
     def back_propagate(self, share: float) -> Callable[[Tensor], None]:
         def back_propagate(loss: Tensor) -> None:
-            self.accelerator.backward(loss * share)
+            if self.engine is not None:
+                self.engine.accumulate(
+                    loss * share, last=self.accelerator.sync_gradients and not self._more_follow
+                )
+            else:
+                self.accelerator.backward(loss * share)
             self.scorer.budget.end()
 
         return back_propagate
 
-    def no_sync(self) -> Any:
-        return self.accelerator.no_sync(self.model) if self.several else contextlib.nullcontext()
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """For all passes but the last."""
+        self._more_follow = True
+        try:
+            several = self.several and self.engine is None
+            with self.accelerator.no_sync(self.model) if several else contextlib.nullcontext():
+                yield
+        finally:
+            self._more_follow = False
+
+    def close(self, nothing: Callable[[], Tensor]) -> None:
+        """A pass without gradient where one is still due: ``nothing`` is zero, through the model.
+
+        For processes that wait for it with what they have accumulated, and for an engine that reduces the
+        gradients of a step in its last pass.
+        """
+        if self.engine is None:
+            if self.several:
+                self.accelerator.backward(nothing())
+        elif self.accelerator.sync_gradients and self.engine.accumulated and not self.engine.reduced:
+            self.engine.accumulate(nothing(), last=True)
 
     def _begin(self, rows: ByIndex, chosen: Tensor) -> None:
         if torch.is_grad_enabled():
@@ -186,6 +214,9 @@ class Passes:
         """A gradient that `RefuseBadSteps`, or a gradient scaler, will refuse; in every process."""
         spoilt = (~torch.isfinite(loss)).float() + float(any(bool(odd) for odd in self._odd))
         if not float(self.accelerator.reduce(spoilt, reduction="sum") if self.several else spoilt):
+            return
+        if self.engine is not None:
+            self.engine.spoilt = True
             return
         for parameter in self.model.parameters():
             if parameter.requires_grad:

@@ -8,7 +8,6 @@ samples from: softmax of the logits over the temperature.
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
@@ -22,38 +21,10 @@ import adpo.lm.attention  # noqa: F401  (it teaches sdpa the word one_query)
 log = logging.getLogger("adpo")
 PADDED_TO = 64
 """Prompts have a multiple of so many tokens, that the cache may have few sizes."""
-PLAIN = {
-    "repetition_penalty": (None, 1.0),
-    "encoder_repetition_penalty": (None, 1.0),
-    "no_repeat_ngram_size": (None, 0),
-    "min_new_tokens": (None, 0),
-    "suppress_tokens": (None, []),
-    "bad_words_ids": (None, []),
-    "forced_eos_token_id": (None,),
-    "sequence_bias": (None, {}),
-}
-"""Settings of a model's own sampling that change its distribution, and values with which they do not."""
 LOOKS = 16
 """Steps between looks which rows have ended: a look waits for the device."""
 FEWER, FEWEST = 4, 16
 """When one row of so many is left, the rest is dropped; but not where so few rows would be left."""
-
-
-def why_not_decoded(model: Any) -> str | None:
-    """What keeps this model from being sampled so, if anything does."""
-    config = model.config.get_text_config()
-    if getattr(model.config, "is_encoder_decoder", False):
-        return "an encoder"
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if kinds != {"full_attention"} or getattr(config, "sliding_window", None):
-        return "layers that attend through a window, or do not attend"
-    if config._attn_implementation not in ("sdpa", "eager"):
-        return f"attention by {config._attn_implementation}"
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    if "logits_to_keep" not in inspect.signature(inner.forward).parameters:
-        return "logits of all tokens"
-    asked = [name for name, plain in PLAIN.items() if getattr(model.generation_config, name, None) not in plain]
-    return f"its own {asked[0]} in sampling" if asked else None
 
 
 def ends_of(model: Any, tokenizer: Any) -> list[int]:

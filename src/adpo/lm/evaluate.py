@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from adpo.lm.decoding import Decoder, ends_of, padded, why_not_decoded
+from adpo.lm.decoding import Decoder, ends_of, padded
+from adpo.lm.decoding_checks import why_not_decoded
 
 
 @dataclass(frozen=True)

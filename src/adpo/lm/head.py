@@ -55,10 +55,11 @@ def fused_token_scores(
     *,
     entropy: bool = True,
     chunk: int | None = None,
+    precision: torch.dtype | None = None,
 ) -> TokenScores:
-    """As `token_scores`, ``chunk`` tokens at a time; float32, differentiable in both."""
-    found = _Scores.apply(hidden, weight, targets, bias, temperature, entropy, chunk)  # type: ignore[no-untyped-call]
-    return TokenScores(*found)
+    """As `token_scores`, ``chunk`` tokens at a time in ``precision``; float32, differentiable in both."""
+    given = (hidden, weight, targets, bias, temperature, entropy, chunk, precision)
+    return TokenScores(*_Scores.apply(*given))  # type: ignore[no-untyped-call]
 
 
 def fused_token_logp(
@@ -83,11 +84,11 @@ def weighted_token_logp(
     temperature: float = 1.0,
     *,
     chunk: int | None = None,
+    precision: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
     """``sum coefficients * logp``, to be differentiated, and the log-probabilities, for the record."""
-    given = (hidden, weight, targets, bias, temperature, coefficients, chunk)
-    total, logp = _Weighted.apply(*given)  # type: ignore[no-untyped-call]
-    return total, logp
+    given = (hidden, weight, targets, bias, temperature, coefficients, chunk, precision)
+    return _Weighted.apply(*given)  # type: ignore[no-any-return,no-untyped-call]
 
 
 class _Scores(torch.autograd.Function):
@@ -103,9 +104,10 @@ class _Scores(torch.autograd.Function):
         temperature: float,
         with_entropy: bool,
         chunk: int | None,
+        precision: torch.dtype | None,
     ) -> tuple[Tensor, Tensor | None]:
         ctx.set_materialize_grads(False)
-        layer = _Layer(hidden, weight, bias, temperature, chunk)
+        layer = _Layer(hidden, weight, bias, temperature, chunk, precision)
         logp, normaliser, entropy = (torch.empty(len(hidden), device=hidden.device) for _ in range(3))
         with layer.precision():
             for part, logits in layer.logits():
@@ -132,7 +134,7 @@ class _Scores(torch.autograd.Function):
             )
             gradient.add(part, slopes)
         d_hidden, d_weight, d_bias = gradient.found()
-        return d_hidden, d_weight, None, d_bias, None, None, None
+        return d_hidden, d_weight, None, d_bias, None, None, None, None
 
 
 class _Weighted(torch.autograd.Function):
@@ -148,8 +150,9 @@ class _Weighted(torch.autograd.Function):
         temperature: float,
         coefficients: Tensor,
         chunk: int | None,
+        precision: torch.dtype | None,
     ) -> tuple[Tensor, Tensor]:
-        layer = _Layer(hidden, weight, bias, temperature, chunk)
+        layer = _Layer(hidden, weight, bias, temperature, chunk, precision)
         gradient = _Gradient(layer, [ctx.needs_input_grad[i] for i in (0, 1, 3)])
         c = coefficients.float()
         logp = torch.empty(len(hidden), device=hidden.device)
@@ -166,10 +169,9 @@ class _Weighted(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, above: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-        d_hidden, d_weight, d_bias = (
-            None if slope is None else slope * above.to(slope) for slope in ctx.saved_tensors
-        )
-        return d_hidden, d_weight, None, d_bias, None, None, None
+        slopes = (None if slope is None else slope * above.to(slope) for slope in ctx.saved_tensors)
+        d_hidden, d_weight, d_bias = slopes
+        return d_hidden, d_weight, None, d_bias, None, None, None, None
 
 
 class _Layer:

@@ -3,44 +3,57 @@
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import adpo.lm.attention  # noqa: F401  (teaches the models what a plan is)
-from adpo.lm.attention_kernels import prepared
 from adpo.lm.head import TokenScores, fused_token_scores, weighted_token_logp
-from adpo.lm.packing import Packed, repacked
-from adpo.lm.scoring import Reduction, Sequences, seq_logp, sequences
+from adpo.lm.packing import Packed
+from adpo.lm.scoring import Reduction
 
 ACCEPTS = "_accepts_scoring"
-CHANGE_LOGITS = {  # configuration: what leaves the logits as they are
-    "final_logit_softcapping": (None,),
-    "logit_scale": (None, 1.0),
-    "output_multiplier": (None, 1.0),
-    "lm_head_multiplier": (None, 1.0),
-    "logits_scaling": (None, 1.0),
-}
 
 
 def packed_token_scores(
-    model: Any, batch: Packed, temperature: float = 1.0, *, entropy: bool = False
+    model: Any,
+    batch: Packed,
+    temperature: float = 1.0,
+    *,
+    entropy: bool = False,
+    head_precision: torch.dtype | None = None,
 ) -> TokenScores:
-    """Of every token of every completion, ``[targets]``."""
+    """Of every token of every completion, ``[targets]``.
+
+    ``head_precision`` is that of the output layer's product, where it is not that of the pass.
+    """
     states, head = hidden_states(model, batch)
-    bias = getattr(head, "bias", None)
-    return fused_token_scores(states, head.weight, batch.targets, bias, temperature, entropy=entropy)
+    given = (states, head.weight, batch.targets, getattr(head, "bias", None), temperature)
+    return fused_token_scores(*given, entropy=entropy, precision=head_precision)
 
 
-def packed_seq_logp(model: Any, batch: Packed, reduction: Reduction = "sum", temperature: float = 1.0) -> Tensor:
+def packed_seq_logp(
+    model: Any,
+    batch: Packed,
+    reduction: Reduction = "sum",
+    temperature: float = 1.0,
+    *,
+    head_precision: torch.dtype | None = None,
+) -> Tensor:
     """Log-probability of every completion given its prompt, ``[rows]``, as `adpo.lm.scoring.seq_logp` gives it."""
-    return _of_rows(packed_token_scores(model, batch, temperature).logp, batch, reduction)
+    scores = packed_token_scores(model, batch, temperature, head_precision=head_precision)
+    return _of_rows(scores.logp, batch, reduction)
 
 
 def packed_weighted_logp(
-    model: Any, batch: Packed, coefficients: Tensor, reduction: Reduction = "sum", temperature: float = 1.0
+    model: Any,
+    batch: Packed,
+    coefficients: Tensor,
+    reduction: Reduction = "sum",
+    temperature: float = 1.0,
+    *,
+    head_precision: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
     """``sum coefficients * logp`` over completions, to be differentiated, and their log-probabilities ``[rows]``.
 
@@ -48,14 +61,14 @@ def packed_weighted_logp(
     """
     states, head = hidden_states(model, batch)
     c = coefficients / _counts(batch) if reduction == "mean" else coefficients
-    bias = getattr(head, "bias", None)
-    total, logp = weighted_token_logp(states, head.weight, batch.targets, c[batch.row], bias, temperature)
+    given = (states, head.weight, batch.targets, c[batch.row], getattr(head, "bias", None), temperature)
+    total, logp = weighted_token_logp(*given, precision=head_precision)
     return total, _of_rows(logp, batch, reduction)
 
 
 def hidden_states(model: Any, batch: Packed) -> tuple[Tensor, Any]:
     """What predicts each token of a completion, and the output layer."""
-    inner = _inner(model)
+    inner = inner_model(model)
     device = batch.input_ids.device
     states = inner.base_model(
         input_ids=batch.input_ids.unsqueeze(0),
@@ -67,13 +80,23 @@ def hidden_states(model: Any, batch: Packed) -> tuple[Tensor, Any]:
     return states.squeeze(0)[batch.before], inner.get_output_embeddings()
 
 
-def _inner(model: Any) -> Any:
+def inner_model(model: Any) -> Any:
+    """The model of transformers, without what an adapter puts around it."""
     return model.get_base_model() if hasattr(model, "peft_config") else model
+
+
+def dtype_of_layers(model: Any) -> torch.dtype:
+    """Of the weights between embeddings and output layer, which may be in another."""
+    base = inner_model(model).base_model
+    layers = getattr(base, "layers", None)
+    parameters = base.parameters() if layers is None else layers.parameters()
+    found: torch.dtype = next(parameters, next(model.parameters())).dtype
+    return found
 
 
 def head_width(model: Any) -> int:
     """Of the attention; 0 if the model does not say."""
-    settings = _inner(model).config.get_text_config()
+    settings = inner_model(model).config.get_text_config()
     width = getattr(settings, "head_dim", None)
     heads = getattr(settings, "num_attention_heads", 0)
     return int(width or (settings.hidden_size // heads if heads else 0))
@@ -104,55 +127,3 @@ def accept_scoring(model: Any) -> None:
 
     model.forward = forward
     setattr(model, ACCEPTS, True)
-
-
-def _drops(module: Any) -> bool:
-    """Whether this is an attention that forgets some of its weights in training."""
-    for name in ("attention_dropout", "attn_dropout", "dropout"):
-        value = getattr(module, name, 0)
-        share = value.p if isinstance(value, torch.nn.Dropout) and name != "dropout" else value
-        if isinstance(share, int | float) and share > 0:
-            return True
-    return False
-
-
-@torch.no_grad()
-def why_not_packed(model: Any, precision: torch.dtype | None = None, kernel: str | None = None) -> str | None:
-    """Nothing if packed and padded rows give the same log-probabilities; else what is in the way.
-
-    ``precision`` is that of the passes, where autocast makes it another than that of the weights.
-    """
-    head = _inner(model).get_output_embeddings()
-    if hasattr(head, "base_layer"):
-        return "its output layer has an adapter"
-    if any(_drops(module) for module in model.modules()):
-        return "its attention has dropout"
-    settings = _inner(model).config.get_text_config()
-    if getattr(settings, "_attn_implementation", None) != "sdpa":
-        return f"its attention is {getattr(settings, '_attn_implementation', 'its own')}, not sdpa"
-    for name in ("sliding_window", "attention_chunk_size"):
-        if (getattr(settings, name, None) or math.inf) < (getattr(settings, "max_position_embeddings", 0) or 0):
-            return f"it attends through a window ({name} = {getattr(settings, name)})"
-    if head.weight.dtype != next(_inner(model).base_model.parameters()).dtype:
-        return f"its output layer is in another precision ({head.weight.dtype})"
-    for name, harmless in CHANGE_LOGITS.items():
-        if getattr(settings, name, None) not in harmless:
-            return f"it changes its logits ({name} = {getattr(settings, name)})"
-    device = next(model.parameters()).device
-    rows = sequences([[1, 2, 3], [1, 2, 3], [2]], [[4, 5], [6], [1, 3, 2, 5]], pad=0)
-    rows = Sequences(*(part.to(device) for part in rows))
-    batch = repacked(rows)
-    was_training = model.training
-    model.eval()
-    try:
-        if kernel is not None:
-            batch = batch._replace(plan=prepared(batch.plan, kernel))
-        with torch.autocast(device.type, precision, enabled=precision is not None):
-            found, expected = packed_seq_logp(model, batch), seq_logp(model, rows)
-    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        return " ".join(f"{type(error).__name__}: {error}".split())[:200]
-    finally:
-        model.train(was_training)
-    off = float((found - expected).abs().max())
-    tolerance = 1e-3 if (precision or next(model.parameters()).dtype) == torch.float32 else 0.1
-    return None if off < tolerance else f"its log-probabilities would differ by {off:.3g}"

@@ -26,13 +26,14 @@ from adpo.lm.compiled import CompiledLayers, why_not_compiled
 from adpo.lm.head import TokenScores
 from adpo.lm.packed_scoring import (
     accept_scoring,
+    dtype_of_layers,
     head_width,
     packed_seq_logp,
     packed_token_scores,
     packed_weighted_logp,
-    why_not_packed,
 )
 from adpo.lm.packing import Lengths, Packed, repacked
+from adpo.lm.packing_checks import why_not_packed
 from adpo.lm.passes import Sizes
 from adpo.lm.scoring import Reduction, Sequences, seq_logp
 
@@ -66,13 +67,17 @@ class Scorer:
         reduction: Reduction = "sum",
         temperature: float = 1.0,
         precision: torch.dtype | None = None,
+        head_precision: torch.dtype | None = None,
     ) -> None:
-        """``precision`` is that of the passes, where autocast makes it another than that of the weights."""
+        """``precision`` is that of the passes, where autocast makes it another than that of the weights.
+
+        ``head_precision`` is that of the output layer's product, where it is asked to be another.
+        """
         self.forms = forms or Forms()
-        self.reduction, self.temperature = reduction, temperature
+        self.reduction, self.temperature, self.head_precision = reduction, temperature, head_precision
         self.device = next(model.parameters()).device
         self.budget = TokenBudget(self.forms.tokens_per_pass, self.device)
-        self._states = (self.device, precision or next(model.parameters()).dtype, head_width(model))
+        self._states = (self.device, precision or dtype_of_layers(model), head_width(model))
         self.kernel = self._kernel()
         self.why_padded = self._why_padded(model, precision)
         self.packs = self.why_padded is None
@@ -97,7 +102,7 @@ class Scorer:
             return "on a CPU packing does not pay"
         if self.forms.scoring == "auto" and self.forms.attention == "auto" and not takes_varlen(*self._states):
             return "no variable-length attention for this precision or width of heads"
-        reason = why_not_packed(model, precision, self.kernel)
+        reason = why_not_packed(model, precision, self.kernel, self.head_precision)
         if reason is not None and self.forms.scoring == "packed":
             raise ValueError(f"scoring packed does not work with this model: {reason}")
         return reason
@@ -141,8 +146,9 @@ class Scorer:
         if not self.packs:
             return seq_logp(model, rows, how)
         batch = self._packed(rows, scored)
+        head = self.head_precision
         found: Tensor = self._as_in_training(
-            model, lambda inner: packed_seq_logp(inner, batch, how, self.temperature)
+            model, lambda inner: packed_seq_logp(inner, batch, how, self.temperature, head_precision=head)
         )
         return found if torch.is_grad_enabled() else found.detach()
 
@@ -155,16 +161,21 @@ class Scorer:
             return (coefficients * logp).sum(), logp.detach()
         batch = self._packed(rows, scored)
         coefficients = coefficients.to(self.device, non_blocking=True)
+        given = (batch, coefficients, self.reduction, self.temperature)
         total, logp = model(
-            score=lambda inner: packed_weighted_logp(inner, batch, coefficients, self.reduction, self.temperature)
+            score=lambda inner: packed_weighted_logp(inner, *given, head_precision=self.head_precision)
         )
         return total, logp
 
     def tokens(self, model: Any, rows: Sequences, *, entropy: bool = False) -> TokenScores:
         """Of every token of every completion that follows one, ``[rows, length]``, zero elsewhere; packed."""
         batch = self._packed(rows)
+        head = self.head_precision
         found = self._as_in_training(
-            model, lambda inner: packed_token_scores(inner, batch, self.temperature, entropy=entropy)
+            model,
+            lambda inner: packed_token_scores(
+                inner, batch, self.temperature, entropy=entropy, head_precision=head
+            ),
         )
         mask = rows.following().completion_mask.bool()
         spread = [

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from adpo.errors import NothingLearnedError
 from adpo.integrations.trl import TrainingStoppedError
+from adpo.lm.context import context_length
 from adpo.lm.evaluate import Estimate, Scored, gain
 from adpo.lm.rewards import Correct
 from adpo.training import data, memory, run
@@ -128,7 +129,7 @@ def evaluate(
         for name, folder in (("before", before), ("after", str(checkpoint))):
             if folder is not None:
                 model, tokenizer = load_model(_folder(folder))
-                context = getattr(model.config, "max_position_embeddings", None)
+                context = context_length(model.config)
                 test = data.prepare(asked.run, tokenizer, seed).test
                 rows = data.that_fit(test, tokenizer, context, min(longest, (context or longest) // 2), chat)
                 exam = Exam(

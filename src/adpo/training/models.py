@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 
 from adpo.devices import best_device
 from adpo.lm import embedded
+from adpo.lm.context import context_length
 from adpo.training.display import Display
 from adpo.training.exam import Reward
 from adpo.training.lists import PreferSettings
@@ -95,10 +96,9 @@ def context_of(folder: str | Path) -> int | None:
     if (Path(folder) / "adapter_config.json").exists():
         return None
     try:
-        found: int | None = getattr(AutoConfig.from_pretrained(folder), "max_position_embeddings", None)
+        return context_length(AutoConfig.from_pretrained(folder))
     except (OSError, ValueError) as error:
         raise _unloadable(folder, error) from None
-    return found
 
 
 def _look(folder: str | Path) -> None:

@@ -13,6 +13,7 @@ from transformers import set_seed
 
 from adpo.files import write_json
 from adpo.integrations.model_card import CardFacts, write_card
+from adpo.lm.context import context_length
 from adpo.lm.evaluate import Estimate
 from adpo.lm.rewards import Correct
 from adpo.lm.tasks import up_to
@@ -115,7 +116,7 @@ def train(order: Ordered[Asked], display: Display) -> dict[str, Any]:
         path = run.start or model_folder(run, display)
     model, tokenizer = load_model(path, given.get("model_init_kwargs"))
     rows = data.prepare(run, tokenizer, order.seed)
-    context = getattr(model.config, "max_position_embeddings", None)
+    context = context_length(model.config)
     longest, chat = config.max_completion_length, config.chat_template_kwargs or {}
     parts = (rows.train, rows.test, rows.dev)
     to_train, to_test, to_watch = (data.that_fit(part, tokenizer, context, longest, chat) for part in parts)
@@ -218,7 +219,7 @@ def made_trainer(
     from datasets import Dataset
     from transformers.trainer_callback import PrinterCallback
 
-    from adpo.integrations.guards import GuardedRewards, RefuseBadSteps
+    from adpo.integrations.guards import GuardedRewards
     from adpo.integrations.notes import Noted
     from adpo.integrations.trl import ADPOTrainer
     from adpo.integrations.trl.baselines import FastGRPOTrainer
@@ -233,8 +234,6 @@ def made_trainer(
         trainer = ADPOTrainer(model, reward, **common)
     else:
         trainer = FastGRPOTrainer(model, GuardedRewards(5).wrap(reward), **common)
-        trainer.step_guard = RefuseBadSteps(trainer, 5)
-        trainer.add_callback(trainer.step_guard)
         trainer.add_callback(Noted(trainer, guard=trainer.step_guard))
     trainer.remove_callback(PrinterCallback)
     return trainer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from adpo.integrations.listwise.config import ListwiseConfig
 from adpo.lm import embedded
 from adpo.lm.preference_table import PreferenceTable, build
+
+log = logging.getLogger("adpo")
 
 
 def cache(args: ListwiseConfig) -> Path:
@@ -56,11 +59,19 @@ def table(data: Any, tokenizer: Any, args: ListwiseConfig, context: int | None) 
     """Lists of token ids, whatever they come as."""
     if data is None or isinstance(data, PreferenceTable):
         return data
-    return build(
+    most = room(args, context)
+    made = build(
         data,
         tokenizer,
         cache(args),
-        max_length=room(args, context),
+        max_length=most,
         skip_bad=args.skip_bad,
         chat=args.chat_template_kwargs or {},
     )
+    if made.truncated:
+        log.warning(
+            "%d completions lost their end: prompt and completion have room for %s tokens (max_length = %s, "
+            "context of the model: %s)",
+            *(made.truncated, most, args.max_length, context),
+        )
+    return made

@@ -16,6 +16,7 @@ from transformers import TrainerCallback
 from adpo import exact
 from adpo.anchors import EMA, Refresh, Self
 from adpo.integrations import state
+from adpo.integrations.accepted import refuse_pictures, refuse_router_loss, refuse_vision
 from adpo.integrations.epochs import EpochShuffle, StartEpoch
 from adpo.integrations.guards import RefuseBadSteps
 from adpo.integrations.listwise import sources
@@ -23,6 +24,8 @@ from adpo.integrations.listwise.collate import Batch, Collate, shares, tokens
 from adpo.integrations.listwise.config import ListwiseConfig
 from adpo.integrations.listwise.watching import Watching
 from adpo.integrations.passes import ByIndex, Passes, one_thread
+from adpo.integrations.scaler import EmptySteps
+from adpo.lm.context import context_length
 from adpo.lm.scoring import Sequences
 
 FAR = 2**32  # keeps the lists of different processes apart
@@ -58,7 +61,10 @@ class ListwiseTrainer(Watching):
         model, processing_class = sources.model_and_tokenizer(model, processing_class, peft_config)
         if args.disable_dropout:
             sources.without_dropout(model)
-        context = getattr(model.config, "max_position_embeddings", None)
+        refuse_pictures("ListwiseTrainer", (train_dataset, eval_dataset), processing_class)
+        refuse_vision("ListwiseTrainer", model)
+        refuse_router_loss("ListwiseTrainer", model)
+        context = context_length(model.config)
         tables = [sources.table(data, processing_class, args, context) for data in (train_dataset, eval_dataset)]
         pad = processing_class.pad_token_id
         super().__init__(
@@ -81,7 +87,8 @@ class ListwiseTrainer(Watching):
         self.tau: float = args.tau
         self.anchor = self._made_anchor(args)
         self.step_guard = RefuseBadSteps(self, args.max_refused_steps)
-        for callback in (self.step_guard, StartEpoch(self), _AfterStep(self)):
+        self.empty_steps = EmptySteps(self)
+        for callback in (self.empty_steps, self.step_guard, StartEpoch(self), _AfterStep(self)):
             self.add_callback(callback)
 
     def _made_anchor(self, args: ListwiseConfig) -> Self | None:
@@ -147,8 +154,15 @@ class ListwiseTrainer(Watching):
                 lambda: self._parts(batch, self.args.completions_per_pass),
                 rows.tokens,
             )
+            if passes.engine is not None:
+                passes.close(
+                    lambda: 0 * self._logp(model, tokens(batch).take(torch.zeros_like(lists).view(1))).sum()
+                )
         loss = found.loss.to(torch.float32) * share
         passes.refuse_if_spoilt(loss)
+        if passes.engine is not None and self.accelerator.sync_gradients:
+            passes.engine.step()
+        self.empty_steps.after_passes()
         # A policy at its anchor has log-ratio zero, whatever its log-probabilities are.
         self._observe(batch, found, found.logp if at_anchor else anchor_logp, best, worst)
         return loss

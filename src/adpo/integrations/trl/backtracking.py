@@ -26,8 +26,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
+from adpo.integrations.engine import engine_of
 from adpo.integrations.guards import gradients_are_finite
 from adpo.integrations.passes import SHARDED
+from adpo.integrations.scaler import EmptySteps
 from adpo.integrations.trl.scoring import Scoring
 
 log = logging.getLogger("adpo")
@@ -250,6 +252,8 @@ class Stepping(Scoring):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
+        self.empty_steps = EmptySteps(self)
+        self.add_callback(self.empty_steps)
         if not self.args.backtracking:
             return
         if self.accelerator.distributed_type in SHARDED:
@@ -269,7 +273,9 @@ class Stepping(Scoring):
         self.add_callback(self.backtracking)
 
     def training_step(self, *arguments: Any, **options: Any) -> Tensor:
+        engine_of(self.accelerator)
         loss: Tensor = super().training_step(*arguments, **options)
+        self.empty_steps.after_passes()
         if self.backtracking is not None:
             self.backtracking.loss += loss.detach()
         return loss

@@ -15,6 +15,7 @@ from trl import GRPOConfig
 
 from adpo.integrations.arguments import REFUSED, check_arguments
 from adpo.integrations.forms import ScoringForms
+from adpo.integrations.guards import RefuseBadSteps
 from adpo.integrations.passes import Passes, one_thread
 from adpo.integrations.trl.arguments import check_sampling_arguments
 from adpo.integrations.trl.backtracking import BacktrackingForm
@@ -29,6 +30,9 @@ SUM_OF_TOKENS = ("dapo", "cispo", "vespo")
 
 DETACHED = ("cispo", "vespo")
 """Losses whose value is not what their gradient descends: its weights are held fixed."""
+
+REFUSED_IN_A_ROW = 5
+"""Steps whose gradient is not finite, after which training ends."""
 
 
 @dataclass
@@ -68,6 +72,8 @@ class FastGRPOTrainer(Observed):
 
     def __init__(self, model: Any, reward_funcs: Any, args: FastGRPOConfig, **rest: Any) -> None:
         super().__init__(model, reward_funcs, args, **rest)
+        self.step_guard = RefuseBadSteps(self, REFUSED_IN_A_ROW)
+        self.add_callback(self.step_guard)
         self._waiting: list[Rows] = []  # micro-batches of one rollout and one optimizer step
         # What TRL averages over a micro-batch, beside the loss of its rows, or gathers row by row, must be TRL's.
         terms = self._entropy_bonus_enabled or self.aux_loss_enabled or self.top_entropy_quantile < 1
@@ -84,6 +90,12 @@ class FastGRPOTrainer(Observed):
             live = gather(batch["advantages"].reshape(rows, -1).any(1) & batch["completion_mask"].any(1))
             self.gradient_monitor.step(0.0 if self.beta else 1 - float(_of_groups(live, self.num_generations)))
         return batch
+
+    def train(self, *arguments: Any, **options: Any) -> Any:
+        """As in TRL; a run of refused steps ends in `TrainingStoppedError`."""
+        result = super().train(*arguments, **options)
+        self.step_guard.complain()
+        return result
 
     def _prepare_inputs(self, generation_batch: Any) -> Rows:
         """As TRL; the last micro-batch of a step is given the whole step."""

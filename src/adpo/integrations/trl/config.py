@@ -54,7 +54,10 @@ class ADPOConfig(Coordinates, BacktrackingForm, ScoringForms, SamplingForm, GRPO
             raise ValueError(
                 f"beta = {self.beta}: the anchor takes the place of a KL penalty; leave beta at 0 and choose tau"
             )
-        check_arguments(self, {**REFUSED, **MEANINGLESS})
+        refused = {**REFUSED, **MEANINGLESS}
+        if not getattr(self, "router_aux_loss_coef", 0):
+            refused.pop("router_aux_loss_coef")
+        check_arguments(self, refused)
         check_sampling_arguments(self)
         super().__post_init__()
         self.check_coordinates()

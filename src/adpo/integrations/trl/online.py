@@ -20,6 +20,7 @@ from trl.trainer.utils import split_tensor_dict
 
 from adpo import exact
 from adpo.integrations import state
+from adpo.integrations.accepted import refuse_router_loss
 from adpo.integrations.guards import GuardedRewards, RefuseBadSteps
 from adpo.integrations.passes import ByIndex, Passes, one_thread
 from adpo.integrations.trl.anchoring import Anchored
@@ -57,6 +58,11 @@ class ADPOTrainer(Anchored):
             raise TypeError(f"args must be an ADPOConfig; got {type(args).__name__}")
         self.reward_guard = GuardedRewards(args.max_refused_steps)
         super().__init__(model, self.reward_guard.wrap(reward_funcs), args, **rest)
+        refuse_router_loss("ADPOTrainer", self.accelerator.unwrap_model(self.model), args.router_aux_loss_coef)
+        if self.aux_loss_enabled:  # by the model's own coefficient, which TRL's losses would add
+            log.warning(
+                "ADPO adds no router loss: router_aux_loss_coef = %g has no effect", self.router_aux_loss_coef
+            )
         self.objective = args.objective()
         self.schedule = args.temperature_schedule()
         self.tau: float = args.tau
@@ -114,18 +120,18 @@ class ADPOTrainer(Anchored):
         present = gather(torch.where(member, rows["groups"], -1))
         groups = len(torch.unique(present[present >= 0]))
         all_groups = len(torch.unique(gather(rows["groups"])))
+        passes = Passes(self.scorer, self.accelerator, model, self.args.gradient_checkpointing)
+        first_row = {name: part[:1] for name, part in rows.items()}
+
+        def nothing() -> Tensor:
+            return 0 * self._logp(model, first_row).sum()
+
         if not groups:
             self.gradient_monitor.step(1.0)
             self._note(rows_left_out=1.0, rows_scored=0.0, loss_of_groups=0.0)
-            if (
-                self.accelerator.num_processes > 1
-            ):  # what earlier rollouts of the step accumulated is averaged here
-                self.accelerator.backward(
-                    0 * self._logp(model, {name: part[:1] for name, part in rows.items()}).sum()
-                )
+            passes.close(nothing)  # what earlier rollouts of the step accumulated is averaged here
             self._remember(torch.full(member.shape, torch.nan, dtype=torch.float64, device=member.device))
             return 0.0
-        passes = Passes(self.scorer, self.accelerator, model, self.args.gradient_checkpointing)
         places = member.nonzero().squeeze(1)
         of_members = {name: values[places] for name, values in rows.items()}
         at_anchor, anchor_logp = self._anchor_logp(rows, places)
@@ -161,6 +167,8 @@ class ADPOTrainer(Anchored):
             by_index.tokens,
             as_before=self.state.global_step != self._sampled_at,
         )
+        if passes.engine is not None:
+            passes.close(nothing)
         passes.refuse_if_spoilt(found.loss.float())
         self.gradient_monitor.step(1 - float(found.diagnostics.live) * groups / all_groups)
         self._tell(rows, places, found)

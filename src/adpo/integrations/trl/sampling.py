@@ -22,13 +22,17 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
+from adpo.integrations.accepted import refuse_pictures, refuse_vision
 from adpo.integrations.forms import NARROW
 from adpo.integrations.passes import SHARDED
 from adpo.integrations.trl.resume import ExactResume
-from adpo.lm.decoding import PADDED_TO, Decoder, padded, up_to_end, why_not_decoded
+from adpo.lm.decoding import PADDED_TO, Decoder, padded, up_to_end
+from adpo.lm.decoding_checks import why_not_decoded
+from adpo.lm.padding import off_by_padding
 
 log = logging.getLogger("adpo")
 T = TypeVar("T")
+NARROW_RANGE = "weights in float32 and passes in float16, whose range may not hold a residual stream"
 SIZES = 3
 """Graphs that are kept: a rollout's prompts have one of a few lengths."""
 
@@ -70,13 +74,36 @@ class Sampling(ExactResume):
     _copy: nn.Module | None = None  # of the policy, to sample from
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
+        name, data = type(self).__name__, (options.get("train_dataset"), options.get("eval_dataset"))
+        refuse_pictures(name, data, options.get("processing_class"))
         super().__init__(*arguments, **options)
+        refuse_vision(name, self.accelerator.unwrap_model(self.model))
+        self._refuse_padding()
         self._decoders: dict[tuple[int, int], Decoder] = {}
         self.why_not_recorded = self._why_not_recorded()
         self.why_not_compiled = self._why_not_compiled()
         if self.why_not_compiled is None:
             self.pad_to_multiple_of = self.pad_to_multiple_of or PADDED_TO
+        if self.args.record_sampling and self.why_not_recorded is not None:
+            log.warning("record_sampling has no effect: %s", self.why_not_recorded)
+        elif self.why_not_compiled == NARROW_RANGE:
+            log.warning("sampling is not compiled: %s", NARROW_RANGE)
         log.info("sampling: %s", self.how_sampled())
+
+    def _refuse_padding(self) -> None:
+        """A batch of prompts is padded on the left: not for a model that reads it."""
+        if self.args.use_vllm or self.args.use_transformers_continuous_batching:
+            return
+        if self.accelerator.distributed_type in SHARDED:
+            return
+        policy = self.accelerator.unwrap_model(self.model)
+        off = off_by_padding(policy, NARROW.get(self.accelerator.mixed_precision), positions=True)
+        if off:
+            raise ValueError(
+                f"{type(policy).__name__} reads the padding on the left of prompts (log-probabilities differ by "
+                f"{off:.2g} nats a token): a batch would sample from other distributions than its rows; use_vllm, "
+                "or take another model"
+            )
 
     def how_sampled(self) -> str:
         """As one line."""
@@ -117,7 +144,7 @@ class Sampling(ExactResume):
             if args.cast_lm_head_to_fp32:
                 return "an output layer in float32"
             if self._rounded == torch.float16:
-                return "weights in float32 and passes in float16, whose range may not hold a residual stream"
+                return NARROW_RANGE
         return None
 
     @property

@@ -7,12 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from adpo.integrations.forms import scorer_of
-from adpo.integrations.passes import then_sharded
+from adpo.integrations.forms import NARROW, scorer_of
+from adpo.integrations.passes import SHARDED, then_sharded
 from adpo.integrations.trl.rows import Rows, split
 from adpo.integrations.trl.sampling import Sampling
+from adpo.lm.padding import counts_padding, moved_right, off_by_padding
 from adpo.lm.passes import Sizes
 from adpo.lm.scoring import Sequences
+
+Scored = tuple[Tensor, Tensor | None, Tensor | None]
+"""Log-probabilities, entropies and the router's loss, as TRL returns them."""
 
 
 class Scoring(Sampling):
@@ -25,6 +29,14 @@ class Scoring(Sampling):
         self.scorer = scorer_of(self, getattr(self.args, "logp_reduction", "sum"), self.temperature)
         if self.ref_model is not None:
             self.scorer.accept(self.accelerator.unwrap_model(self.ref_model))
+        self._moves_right = not self.scorer.packs and self._sees_padding()
+
+    def _sees_padding(self) -> bool:
+        """Whether TRL's padding on the left would change log-probabilities."""
+        policy = self.accelerator.unwrap_model(self.model)
+        if self.accelerator.distributed_type in SHARDED:  # no trial on a part of the weights
+            return counts_padding(policy)
+        return off_by_padding(policy, NARROW.get(self.accelerator.mixed_precision)) > 0
 
     @torch.no_grad()
     def _scored(self, model: nn.Module, rows: Rows) -> Tensor:
@@ -81,22 +93,23 @@ class Scoring(Sampling):
         compute_entropy: bool = False,
         compute_aux_loss: bool = False,
         **images: Any,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    ) -> Scored:
         """As TRL, which calls it wherever it needs log-probabilities; packed, where that is the form."""
         if self._sampling:
             return input_ids.new_zeros((len(input_ids), logits_to_keep), dtype=torch.float32), None, None
         if not self.scorer.packs or compute_aux_loss or any(value is not None for value in images.values()):
-            found: tuple[Tensor, Tensor | None, Tensor | None] = super()._get_per_token_logps_and_entropies(
-                model,
-                input_ids,
-                attention_mask,
-                logits_to_keep,
-                batch_size=batch_size,
-                compute_entropy=compute_entropy,
-                compute_aux_loss=compute_aux_loss,
-                **images,
-            )
-            return found
+            options = {"compute_entropy": compute_entropy, "compute_aux_loss": compute_aux_loss, **images}
+            scored = super()._get_per_token_logps_and_entropies
+            if not self._moves_right:
+                given = (model, input_ids, attention_mask, logits_to_keep)
+                found: Scored = scored(*given, batch_size=batch_size, **options)
+                return found
+            moved = moved_right(input_ids, attention_mask)
+            given = (model, moved.input_ids, moved.attention_mask, moved.input_ids.shape[1])
+            logp, entropy, aux_loss = scored(*given, batch_size=batch_size, **options)
+            logp = moved.back(logp)[:, -logits_to_keep:]
+            entropy = None if entropy is None else moved.back(entropy)[:, -logits_to_keep:]
+            return logp, entropy, aux_loss
         of_completion = attention_mask.clone()
         of_completion[:, :-logits_to_keep] = 0
         rows = Sequences(input_ids, attention_mask, of_completion)

@@ -1,0 +1,66 @@
+"""What of models and data the trainers refuse at the start, before anything is loaded or sampled for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from transformers import ProcessorMixin
+
+PICTURES = ("image", "images")
+
+
+def refuse_pictures(trainer: str, data: Iterable[Any], processing_class: Any = None) -> None:
+    """``data`` are data sets, by name or None among them."""
+    for each in data:
+        for one in each.values() if isinstance(each, Mapping) else [each]:
+            row = _first(one)
+            found = [f"a column {name!r}" for name in PICTURES if name in {*_columns(one), *row}]
+            if found or _shows_pictures(row.get("prompt")):
+                what = found[0] if found else "pictures in its prompts"
+                raise ValueError(f"{trainer} trains on text; this data set has {what}: remove them")
+    if isinstance(processing_class, ProcessorMixin):
+        raise ValueError(
+            f"{trainer} trains on text; {type(processing_class).__name__} prepares more: give its tokenizer as "
+            "processing_class"
+        )
+
+
+def refuse_vision(trainer: str, model: Any) -> None:
+    """Models that take pictures have positions and inputs of their own, which no test here holds."""
+    if getattr(model.config, "vision_config", None) is not None:
+        raise ValueError(
+            f"{trainer} trains on text; {type(model).__name__} takes pictures: load the language model in it "
+            "(AutoModelForCausalLM on its text configuration)"
+        )
+
+
+def refuse_router_loss(trainer: str, model: Any, asked: float | None = None) -> None:
+    """The load-balancing loss is a product of means over a batch, which passes of another size would change."""
+    text = model.config.get_text_config()
+    coefficient = getattr(text, "router_aux_loss_coef", 0.0) if asked is None else asked
+    if coefficient and getattr(text, "output_router_logits", False):
+        raise ValueError(
+            f"{trainer} adds no router loss, and this model asks for one (output_router_logits, "
+            f"router_aux_loss_coef = {coefficient}): set output_router_logits to false in its configuration"
+        )
+
+
+def _columns(data: Any) -> Iterable[str]:
+    names = getattr(data, "column_names", None) or ()
+    return {name for part in names.values() for name in part} if isinstance(names, Mapping) else names
+
+
+def _first(data: Any) -> Mapping[str, Any]:
+    """Of rows that can be gone through again."""
+    if data is None or isinstance(data, str | Iterator) or not isinstance(data, Iterable):
+        return {}
+    row = next(iter(data), None)
+    return row if isinstance(row, Mapping) else {}
+
+
+def _shows_pictures(prompt: Any) -> bool:
+    """Whether messages have parts that are pictures."""
+    messages = [m for m in prompt if isinstance(m, Mapping)] if isinstance(prompt, list) else []
+    contents = [m["content"] for m in messages if isinstance(m.get("content"), list)]
+    return any(isinstance(part, Mapping) and part.get("type") == "image" for parts in contents for part in parts)

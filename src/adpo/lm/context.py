@@ -1,0 +1,50 @@
+"""How many tokens a model can attend over, by its configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+STRETCHED = ("yarn", "linear", "dynamic")
+"""Rotary scalings whose ``max_position_embeddings`` may be the length before scaling; that of llama3 and longrope
+is the length after it, whatever their factor."""
+ALREADY_STRETCHED = "gemma3"
+"""Models (by the start of ``model_type``) that count linear scaling in ``max_position_embeddings``."""
+
+
+def context_length(config: Any) -> int | None:
+    """The longest sequence, in tokens; None where the configuration names no limit.
+
+    Rotary scaling may stretch it beyond ``max_position_embeddings``: by its factor, from the original length where
+    that is given. Learned positions have no such scaling, and end where their table ends.
+
+    >>> from types import SimpleNamespace as Config
+    >>> yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    >>> context_length(Config(max_position_embeddings=40960, rope_parameters=yarn))
+    131072
+    >>> llama = {"rope_type": "llama3", "factor": 32.0, "original_max_position_embeddings": 8192}
+    >>> context_length(Config(max_position_embeddings=131072, rope_parameters=llama))
+    131072
+    """
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    written: int | None = getattr(text, "max_position_embeddings", None)
+    if not written or written < 0:
+        return None
+    return max([written, *_stretched(text, written)])
+
+
+def _stretched(text: Any, written: int) -> Iterator[int]:
+    """What each kind of scaled layer makes of the length."""
+    for rope in _scalings(getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None)):
+        kind, factor = rope.get("rope_type", rope.get("type")), rope.get("factor")
+        counted = kind == "linear" and str(getattr(text, "model_type", "")).startswith(ALREADY_STRETCHED)
+        if kind in STRETCHED and factor and not counted:
+            yield int(factor * (rope.get("original_max_position_embeddings") or written))
+
+
+def _scalings(rope: Any) -> list[Mapping[str, Any]]:
+    """One for all layers, or one for each type of them."""
+    if not isinstance(rope, Mapping):
+        return []
+    nested = [value for value in rope.values() if isinstance(value, Mapping)]
+    return nested or [rope]
