@@ -37,8 +37,8 @@ SIGNATURES: dict[str, tuple[str, ...]] = {
 }
 """Methods that are overridden or called, with the parameters that are passed or read."""
 ATTRIBUTES = (
-    *("_buffered_inputs", "_metrics", "_step", "_tokenizer", "beta", "eos_token_ids", "generation_config"),
-    *("generation_kwargs", "mask_truncated_completions", "max_completion_length", "max_tool_calling_iterations"),
+    *("_buffered_inputs", "_metrics", "_step", "_tokenizer", "beta", "eos_token_ids"),
+    *("mask_truncated_completions", "max_completion_length", "max_tool_calling_iterations"),
     *("model_wrapped", "num_generations", "num_iterations", "pad_to_multiple_of", "ref_model", "reward_weights"),
     *("rollout_func", "temperature", "tools", "use_vllm", "_entropy_bonus_enabled", "aux_loss_enabled"),
     *("top_entropy_quantile", "loss_type"),
