@@ -161,7 +161,7 @@ MAY_USE = {  # besides torch: few, named files
     "integrations/listwise/trainer.py": {"transformers"},
     "integrations/accepted.py": {"transformers"},
     "integrations/engine.py": {"accelerate"},
-    "integrations/scaler.py": {"transformers"},
+    "integrations/empty_steps.py": {"transformers"},
     "integrations/guards.py": {"transformers"},
     "integrations/checkpoints.py": {"safetensors"},
     "integrations/epochs.py": {"transformers"},

@@ -1,12 +1,16 @@
 """Runs that can teach nothing: a warning with the cause on the way, and no success at the end."""
 
 import logging
+import os
+import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import test_trl_online as online
 import tiny_lm
 import torch
+import two_processes
 from datasets import Dataset
 
 from adpo.integrations.gradient_monitor import STEPS, GradientMonitor, causes_of
@@ -161,3 +165,39 @@ def test_lists_without_preference(tmp_path, rewards, moved):
     trainer.train()
     assert trainer.weights_moved.moved is moved
     assert ("no preference in the data" in str(trainer.weights_moved.verdict())) is not moved
+
+
+# Two processes.
+
+
+def then_tied(folder, size, accumulation, processes=1):
+    """Steps 1 and 3 have a gradient, step 2 has none: an optimizer with momentum would move by zeros."""
+    rewards = iter([None, 1.0, None])
+
+    def reward(completions, **_):
+        value = next(rewards)
+        return [float(len(text)) if value is None else value for text in completions]
+
+    online.reward = reward
+    options = {"num_iterations": 1, "optim": "adamw_torch", "weight_decay": 0.1, "learning_rate": 0.01}
+    return online.trained(folder, size, accumulation, processes=processes, **options)
+
+
+def test_a_step_without_gradient_moves_nothing_in_two_processes_either(tmp_path, monkeypatch):
+    monkeypatch.setattr(online, "reward", online.reward)
+    alone = online.weights(then_tied(tmp_path / "alone", 8, 2))
+    found = two_processes.run(__file__, tmp_path)
+    assert found.returncode == 0, found.stderr[-2000:]
+    for rank in range(2):
+        together = torch.load(tmp_path / f"weights-{rank}.pt", weights_only=True)
+        for one, other in zip(alone, together, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-4)
+
+
+if __name__ == "__main__":
+    trainer = then_tied(Path(sys.argv[1]) / "together", 4, 2, processes=2)
+    rank = trainer.accelerator.process_index
+    torch.save(online.weights(trainer), Path(sys.argv[1]) / f"weights-{rank}.pt")
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+    os._exit(0)

@@ -17,6 +17,7 @@ from adpo import exact
 from adpo.anchors import EMA, Refresh, Self
 from adpo.integrations import state
 from adpo.integrations.accepted import refuse_pictures, refuse_router_loss, refuse_vision
+from adpo.integrations.empty_steps import EmptySteps
 from adpo.integrations.epochs import EpochShuffle, StartEpoch
 from adpo.integrations.guards import RefuseBadSteps
 from adpo.integrations.listwise import sources
@@ -24,7 +25,6 @@ from adpo.integrations.listwise.collate import Batch, Collate, shares, tokens
 from adpo.integrations.listwise.config import ListwiseConfig
 from adpo.integrations.listwise.watching import Watching
 from adpo.integrations.passes import ByIndex, Passes, one_thread
-from adpo.integrations.scaler import EmptySteps
 from adpo.lm.context import context_length
 from adpo.lm.scoring import Sequences
 
@@ -160,6 +160,7 @@ class ListwiseTrainer(Watching):
                 )
         loss = found.loss.to(torch.float32) * share
         passes.refuse_if_spoilt(loss)
+        self.empty_steps.observe(found.coefficients)
         if passes.engine is not None and self.accelerator.sync_gradients:
             passes.engine.step()
         self.empty_steps.after_passes()

@@ -26,10 +26,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
+from adpo.integrations.empty_steps import EmptySteps
 from adpo.integrations.engine import engine_of
 from adpo.integrations.guards import gradients_are_finite
 from adpo.integrations.passes import SHARDED
-from adpo.integrations.scaler import EmptySteps
 from adpo.integrations.trl.scoring import Scoring
 
 log = logging.getLogger("adpo")

@@ -128,6 +128,7 @@ class ADPOTrainer(Anchored):
 
         if not groups:
             self.gradient_monitor.step(1.0)
+            self.empty_steps.observe(torch.zeros(1))
             self._note(rows_left_out=1.0, rows_scored=0.0, loss_of_groups=0.0)
             passes.close(nothing)  # what earlier rollouts of the step accumulated is averaged here
             self._remember(torch.full(member.shape, torch.nan, dtype=torch.float64, device=member.device))
@@ -170,6 +171,7 @@ class ADPOTrainer(Anchored):
         if passes.engine is not None:
             passes.close(nothing)
         passes.refuse_if_spoilt(found.loss.float())
+        self.empty_steps.observe(found.coefficients)
         self.gradient_monitor.step(1 - float(found.diagnostics.live) * groups / all_groups)
         self._tell(rows, places, found)
         logp = torch.full(member.shape, torch.nan, dtype=torch.float64, device=member.device)
