@@ -58,8 +58,8 @@ def trpo_step(
 ) -> TrustRegionStep:
     """Move ``parameters`` in place; those that are frozen or that neither function uses stay where they are.
 
-    ``surrogate()`` is to be maximised, ``kl()`` is the mean KL(pi_old || pi). Both are evaluated anew at the current
-    parameters; the old policy inside them must be a constant.
+    ``surrogate()`` is to be maximised, ``kl()`` is the mean KL(pi_old || pi). Both are evaluated anew at the
+    current parameters; the old policy inside them must be a constant.
     """
     params = [parameter for parameter in parameters if parameter.requires_grad]
     value = surrogate()
