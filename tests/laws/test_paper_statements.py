@@ -155,7 +155,7 @@ ONE_STAGE = {
 
 
 @pytest.mark.parametrize("name", ONE_STAGE)
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(g=groups())
 def test_everywhere_the_coefficients_are_p_minus_q_over_tau(name, g):
     """Of one stage under cross-entropy, at every u; groups whose stage is silent have none."""
@@ -293,7 +293,7 @@ def test_a_large_tau_pulls_back_less():
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-@settings(max_examples=10)
+@settings(max_examples=4)
 @given(g=groups(), height=st.floats(-50, 0))
 def test_a_uniform_anchor_is_none(name, g, height):
     """Any anchor that is the same for all candidates of a group shifts u, and softmax does not see it."""
