@@ -46,6 +46,10 @@ REFUSED = {
     ),
     "compares pairs, K = 2; got K = 4": lambda: call(adpo.bradley_terry(), rewards=REWARDS, group_ids=IDS * 0),
     "preference at group 1 is 2.0": lambda: call(adpo.bradley_terry(), preference=torch.tensor([0.0, 2.0])),
+    "extra must be finite and [rows] = [4]; got [3]": lambda: call(
+        BOLTZMANN, rewards=REWARDS, extra=torch.zeros(3)
+    ),
+    "extra must be finite and [rows] = [4]; got [4]": lambda: call(BOLTZMANN, rewards=REWARDS, extra=REWARDS / 0),
     "group_ids must be [rows]; got [4, 1]": lambda: call(BOLTZMANN, rewards=REWARDS, group_ids=IDS[:, None]),
     "group_ids must be integers": lambda: call(BOLTZMANN, rewards=REWARDS, group_ids=IDS.float()),
 }

@@ -82,6 +82,8 @@ def backward(
         _check_wrapper(no_sync, averaging)
         if at_anchor and anchor_logp is None and objective.target.reads_anchor:
             raise ValueError(f"{objective.target} looks at the anchor: pass anchor_logp, at u = 0 too")
+        if extra is not None and not (extra.shape == group_ids.shape and bool(torch.isfinite(extra).all())):
+            raise ValueError(f"extra must be finite and [rows] = {list(group_ids.shape)}; got {list(extra.shape)}")
         return f"at_anchor={at_anchor}, averaging={averaging}, lockstep={lockstep}"
 
     ranks = Ranks(process_group)

@@ -45,7 +45,10 @@ class RowGroups:
         device = group_ids.device
         ranks.together(lambda: (check(), _given(group_ids, anchor_logp, signals)), device)
         ids, sizes = torch.unique(torch.cat(ranks.gather(group_ids)), return_counts=True)
-        given = {name: values.detach().to(device) for name, values in signals.items() if values is not None}
+        # By name, so that ranks exchange them in one order.
+        given = {
+            name: values.detach().to(device) for name, values in sorted(signals.items()) if values is not None
+        }
         of_groups = {name: given.pop(name) for name in GROUP_SIGNALS if name in given}
         if anchor_logp is None:
             anchor = torch.zeros(len(group_ids), dtype=torch.float64, device=device)
@@ -140,4 +143,4 @@ def _given(group_ids: Tensor, anchor_logp: Tensor | None, signals: Mapping[str, 
     for name, values in {"anchor_logp": anchor_logp, **of_rows}.items():
         if values is not None and values.shape != group_ids.shape:
             raise ValueError(f"{name} must be [rows] = {list(group_ids.shape)}; got {list(values.shape)}")
-    return sorted(given)
+    return [*sorted(given), f"group_ids of {group_ids.dtype}"]

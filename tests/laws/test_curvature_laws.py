@@ -40,8 +40,13 @@ def differences(objective, logp, given, step=1e-5):
     return torch.stack(columns, 1)
 
 
-@pytest.mark.parametrize("group", GROUPS)
-@pytest.mark.parametrize("name", SMOOTH)
+RANKED = ("efron", "breslow")  # whose closed form ties and masked candidates could break
+
+
+@pytest.mark.parametrize(
+    ("name", "group"),
+    [(name, group) for name in SMOOTH for group in GROUPS if name.startswith(RANKED) or group == "masked"],
+)
 def test_second_derivatives_equal_differences_of_coefficients(name, group):
     objective = adpo.Objective(*SMOOTH[name])
     logp, given = arguments(*GROUPS[group])
