@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from typing import Any
 
 from transformers import ProcessorMixin
@@ -52,8 +52,10 @@ def _columns(data: Any) -> Iterable[str]:
 
 
 def _first(data: Any) -> Mapping[str, Any]:
-    """Of rows that can be gone through again."""
+    """The first row; of a stream only where it does not name its columns, for a stream may be costly to begin."""
     if data is None or isinstance(data, str | Iterator) or not isinstance(data, Iterable):
+        return {}
+    if not isinstance(data, Sized) and _columns(data):
         return {}
     row = next(iter(data), None)
     return row if isinstance(row, Mapping) else {}
