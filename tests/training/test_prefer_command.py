@@ -32,6 +32,9 @@ FAST = {
 }
 
 
+WHEN = ("before", "after")
+
+
 def fast(*words):
     return [*words, *(str(part) for name, value in FAST.items() if name not in words for part in (name, value))]
 
@@ -86,6 +89,9 @@ def test_a_run_ends_with_figures_checkpoint_and_summary(typed, model, lists, tmp
     for figures in summary["mean_logp"].values():
         assert figures["before"]["low"] <= figures["before"]["value"] <= figures["before"]["high"]
         assert figures["gain"]["value"] == pytest.approx(figures["after"]["value"] - figures["before"]["value"])
+    ranked = [*summary["log_ratio"].values(), *(each[w] for each in summary["mean_logp"].values() for w in WHEN)]
+    assert all(0 <= figure["low"] <= figure["value"] <= figure["high"] <= 1 for figure in ranked)
+    assert "validation" in said
     assert undocumented(out) == set()
     steps = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [entry["step"] for entry in steps if "loss" in entry] == [1, 2, 3, 4]
@@ -231,7 +237,7 @@ def test_a_moving_anchor_is_judged_against_the_reference(typed, model, lists, tm
     code, said, errors = typed("prefer", lists, "--model", model, "--out", out, *words)
     assert code == 0, errors
     looks = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    found = [entry["dev/accuracy"] for entry in looks if "dev/accuracy" in entry]
+    found = [entry["validation/accuracy"] for entry in looks if "validation/accuracy" in entry]
     assert len(found) == 4
     assert len(set(found)) > 1
     assert "lists scored" in said

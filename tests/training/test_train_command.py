@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import re
 import shutil
 import signal
 import subprocess
@@ -121,7 +122,7 @@ def test_a_run_ends_with_figures_answers_checkpoint_and_summary(train, model):
     assert undocumented(out) == set()
     found = metrics(out)
     assert [m["step"] for m in found if "adpo/tau" in m] == [1, 2, 3, 4]
-    assert [m["step"] for m in found if "dev/accuracy" in m] == [2, 4]
+    assert [m["step"] for m in found if "validation/accuracy" in m] == [2, 4]
     assert all(math.isfinite(m["outcomes/wrong"]) for m in found if "reward" in m)
     assert list((out / "runs").rglob("events.*"))  # TensorBoard
     shown = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
@@ -192,10 +193,10 @@ def test_a_run_that_ends_while_its_folder_is_opened_can_be_resumed(train, tmp_pa
 
 def test_a_run_begins_with_the_weights_of_another(train, digits, model, tmp_path):
     first, _ = train("--learning_rate", "1e-2", *KEEP, *digits, out=tmp_path / "first")
-    before = json.loads((first / "summary.json").read_text())["accuracy_after"]
+    before = json.loads((first / "summary.json").read_text())["reward_after"]
     words = ["--start", str(first / "best"), "--learning_rate", "0", *digits]
     second, _ = train(*words, out=tmp_path / "second")
-    assert json.loads((second / "summary.json").read_text())["accuracy_before"] == before
+    assert json.loads((second / "summary.json").read_text())["reward_before"] == before
     kept, begun = (load_file(folder / "best" / "model.safetensors") for folder in (second, first))
     assert all(torch.equal(kept[name], begun[name]) for name in begun)
     assert moved(begun, model)
@@ -268,13 +269,56 @@ def test_a_reward_function_of_ones_own(train, tmp_path):
     assert summary["samples"][0]["problem"].startswith("say ")
 
 
+GRADED = """
+def graded(completions, **_):
+    return [10.0 + len(text) / 7 for text in completions]
+
+def even(completions, **_):
+    return [float(len(set(text)) % 2) for text in completions]
+"""
+
+
+def test_a_graded_reward_is_a_reward_everywhere(train, typed, model, tmp_path):
+    """Not a percentage, and no pass@k: on the way, at the end, on disk, and in adpo eval."""
+    file = tmp_path / "rewards.py"
+    file.write_text(GRADED)
+    out, said = train("--reward", f"{file}:graded")
+    assert "mean reward, most likely answer" in said
+    assert "mean reward, sampled answers" in said
+    assert re.search(r"step 2: .*validation 10\n|step 2: .*validation 11\n", said)
+    assert not re.search("accuracy|points|%", said)
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["measure"] == "mean reward"
+    assert not [name for name in summary if "accuracy" in name]
+    assert summary["reward_before"]["value"] > 10
+    found = metrics(out)
+    assert [m["step"] for m in found if m.get("validation/reward", 0) > 10] == [2, 4]
+    assert not any("validation/accuracy" in m for m in found)
+    figures = tmp_path / "figures.json"
+    words = ["--reward", f"{file}:graded", "--samples", "4", "--max-new-tokens", "4", "--out", figures]
+    code, said, errors = typed("eval", out, "--before", model, *words)
+    assert code == 0, errors
+    assert "mean reward, most likely answer" in said
+    assert not re.search("accuracy|points|%|pass@", said)
+    assert json.loads(figures.read_text())["measure"] == "mean reward"
+
+
+def test_a_reward_of_nothing_but_0_and_1_is_an_accuracy(train, tmp_path):
+    file = tmp_path / "rewards.py"
+    file.write_text(GRADED)
+    out, said = train("--reward", f"{file}:even")
+    assert "accuracy, most likely answer" in said
+    assert json.loads((out / "summary.json").read_text())["measure"] == "accuracy"
+    assert any("validation/reward" in m for m in metrics(out))
+
+
 def test_the_best_model_is_kept_where_all_rewards_are_negative(train, tmp_path):
     rewards = tmp_path / "rewards.py"
     rewards.write_text(
         "def distance(completions, **_):\n    return [-5.0 - abs(3 - len(t)) for t in completions]\n"
     )
     out, _ = train("--reward", f"{rewards}:distance")
-    assert json.loads((out / "best" / "accuracy.json").read_text())["accuracy"] <= -5
+    assert json.loads((out / "best" / "validation.json").read_text())["value"] <= -5
     assert not (out / "model").exists()
 
 
@@ -298,7 +342,10 @@ def test_rewards_are_called_as_trl_calls_them(train, typed, model, tmp_path):
     out, _ = train("--reward", f"{file}:patient")
     assert all(m["patience"] == 1 for m in metrics(out) if "reward" in m)
     for name, complaint in (
-        ("broken", "reward function broken failed on held-out problems with KeyError: 'colour'"),
+        (
+            "broken",
+            "reward function broken failed on test or validation problems with KeyError: 'colour'",
+        ),
         ("short", "reward function short gave 1 rewards for 20 completions"),
     ):
         words = ["train", "--model", model, "--out", tmp_path / name, *fast("--reward", f"{file}:{name}")]
@@ -316,7 +363,7 @@ def test_eval_of_any_model_on_any_data(typed, model, tmp_path):
         words = ["eval", model, "--data", file, "--samples", "2", "--max-new-tokens", "3", "--seed", seed]
         code, said, errors = typed(*words, "--eval_problems", "5", "--out", out)
         assert code == 0, errors
-        assert "5 held-out problems" in said
+        assert "5 test problems" in said
         found[seed] = json.loads(out.read_text())["answers"]["after"]
     assert found[1]["greedy"] == found[2]["greedy"]
     assert found[1]["sampled"] != found[2]["sampled"]
@@ -346,7 +393,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(train, digits, typed, model
     code, _, errors = typed(*words, "--resume")
     assert code == 0, errors
     first, second = (json.loads((folder / "summary.json").read_text()) for folder in (whole, out))
-    for name in ("accuracy_before", "accuracy_after", "steps"):
+    for name in ("reward_before", "reward_after", "steps"):
         assert second[name] == first[name]
     ended, expected = (load_file(folder / "checkpoint-4" / "model.safetensors") for folder in (out, whole))
     assert all(torch.equal(ended[name], expected[name]) for name in expected)
@@ -422,21 +469,27 @@ def test_examples_are_valid_without_the_weights(typed, example, tmp_path, monkey
     assert not list(tmp_path.iterdir())
 
 
-def test_eval_compares_two_models_on_the_problems_of_the_run(train, digits, typed, model, tmp_path):
+def test_eval_compares_two_models_on_the_problems_of_the_run(train, typed, model, tmp_path):
+    rewards = tmp_path / "rewards.py"
+    rewards.write_text(
+        "def digits(completions, **_):\n"
+        "    return [float(sum(map(str.isdigit, text)) > 1) for text in completions]\n"
+    )
+    digits = ["--reward", f"{rewards}:digits"]  # 0 or 1: an accuracy, with pass@k
     out, _ = train(*digits, *KEEP, "--learning_rate", "3e-2")
     file = tmp_path / "figures.json"
     code, said, errors = typed(
         *("eval", out, "--before", model, *digits, "--samples", "4", "--max-new-tokens", "4", "--out", file)
     )
     assert code == 0, errors
-    assert "20 held-out problems" in said
+    assert "20 test problems" in said
     for words in ("most likely answer", "sampled answers", "pass@2", "pass@4", "gain"):
         assert words in said
     figures = json.loads(file.read_text())["figures"]
     summary = json.loads((out / "summary.json").read_text())
-    assert summary["accuracy_before"]["value"] != summary["accuracy_after"]["value"]
-    assert figures["accuracy, most likely answer"]["before"] == pytest.approx(summary["accuracy_before"])
-    assert figures["accuracy, most likely answer"]["after"] == pytest.approx(summary["accuracy_after"])
+    assert summary["reward_before"]["value"] != summary["reward_after"]["value"]
+    assert figures["accuracy, most likely answer"]["before"] == pytest.approx(summary["reward_before"])
+    assert figures["accuracy, most likely answer"]["after"] == pytest.approx(summary["reward_after"])
     for place in (tmp_path / "nowhere", "nowhere", "./nowhere"):
         code, _, errors = typed("eval", place)
         assert code == 2
@@ -520,7 +573,7 @@ def test_two_processes_train_and_examine_together(model, digits, tmp_path):
     summary = json.loads((out / "summary.json").read_text())
     assert summary["steps"] == 4
     assert len(json.loads((out / "before.json").read_text())[0]["texts"]) == 20
-    assert [m["step"] for m in metrics(out) if "dev/accuracy" in m] == [2, 4]
+    assert [m["step"] for m in metrics(out) if "validation/accuracy" in m] == [2, 4]
     assert learnt(out)
 
 

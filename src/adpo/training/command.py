@@ -16,8 +16,8 @@ from adpo.integrations.trl import TrainingStoppedError
 from adpo.lm.evaluate import Estimate, Scored, gain
 from adpo.lm.rewards import Correct
 from adpo.training import data, memory, run
-from adpo.training.display import Display, make_console, percent, points, summary_tables
-from adpo.training.exam import Exam
+from adpo.training.display import ACCURACY, Display, make_console, shown, shown_gain, summary_tables
+from adpo.training.exam import Exam, estimate, measure_of
 from adpo.training.folder import Ordered, how_to_go_on, known_settings
 from adpo.training.interrupt import StoppedError
 from adpo.training.keys import parse_pairs, read_yaml
@@ -107,7 +107,7 @@ def evaluate(
     out: Path | None,
     seed: int | None,
 ) -> None:
-    """Accuracy, pass@k and, with another model, the paired difference."""
+    """Accuracy and pass@k, or the mean of a graded reward; with another model, the paired difference."""
     quiet()
     if out is not None and not out.parent.is_dir():
         raise ValueError(f"--out {out}: {out.parent} is not a folder")
@@ -132,16 +132,18 @@ def evaluate(
                     rows, tokenizer, reward, longest, chat, samples, temperature, asked.run.eval_batch, seed
                 )
                 found[name] = exam.taken(model)
-    figures = _figures(found, samples)
-    table = Table(f"{len(rows)} held-out problems", *found, *(["gain"] if before else []))
+    measure = measure_of(*(scored for taken in found.values() for scored in taken))
+    figures = _figures(found, samples, measure)
+    table = Table(f"{len(rows)} test problems", *found, *(["gain"] if before else []))
     for name, parts in figures.items():
-        shown = ((points if part == "gain" else percent)(e._asdict()) for part, e in parts.items())
-        table.add_row(name, *shown)
+        cells = ((shown_gain if part == "gain" else shown)(e._asdict(), measure) for part, e in parts.items())
+        table.add_row(name, *cells)
     display.console.print(table)
     if out is not None:
         content = {
             "checkpoint": str(checkpoint),
             "seed": seed,
+            "measure": measure,
             "figures": {name: {k: e._asdict() for k, e in parts.items()} for name, parts in figures.items()},
             "answers": {name: {"greedy": g.texts, "sampled": s.texts} for name, (g, s) in found.items()},
         }
@@ -149,12 +151,14 @@ def evaluate(
         display.say(f"Figures and answers: {out}")
 
 
-def _figures(found: dict[str, tuple[Scored, Scored]], samples: int) -> dict[str, dict[str, Estimate]]:
+def _figures(
+    found: dict[str, tuple[Scored, Scored]], samples: int, measure: str
+) -> dict[str, dict[str, Estimate]]:
     rows: dict[str, dict[str, Estimate]] = {
-        "accuracy, most likely answer": {name: greedy.accuracy() for name, (greedy, _) in found.items()},
-        "accuracy, sampled answers": {name: sampled.accuracy() for name, (_, sampled) in found.items()},
+        f"{measure}, most likely answer": {name: estimate(greedy, measure) for name, (greedy, _) in found.items()},
+        f"{measure}, sampled answers": {name: estimate(sampled, measure) for name, (_, sampled) in found.items()},
     }
-    for k in (k for k in (2, 4, 8, 16, 32, 64) if k <= samples):
+    for k in (k for k in (2, 4, 8, 16, 32, 64) if k <= samples and measure == ACCURACY):
         rows[f"pass@{k}"] = {name: sampled.pass_at(k) for name, (_, sampled) in found.items()}
     if "before" in found:
         for place, name in enumerate(list(rows)[:2]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from transformers.trainer_callback import PrinterCallback
 from adpo.files import write_json
 from adpo.integrations.guards import TrainingStoppedError
 from adpo.integrations.listwise import ListwiseConfig, ListwiseTrainer, sources
-from adpo.lm.evaluate import Estimate, normal
+from adpo.lm.evaluate import Estimate, difference, share
 from adpo.lm.rankings import Ranking
 from adpo.provenance import provenance, typed
 from adpo.training import lists
@@ -177,9 +178,9 @@ def _trained(
 ) -> Watch:
     stop, dev = Stop(trainer, display.say), rows.dev
 
-    def look(model: Any) -> Estimate:
+    def look(model: Any) -> float:
         assert dev is not None
-        return normal(trainer.rank(dev, model).accuracy.tolist())
+        return float(trainer.rank(dev, model).accuracy.mean())
 
     every = order.asked.run.eval_every
     watch = Watch(trainer, order.out, display, look if dev else None, every, lambda: stop.signal > 0)
@@ -205,13 +206,13 @@ def _remembered(trainer: ListwiseTrainer, table: Any, path: Path) -> Ranking:
 def _figures(before: Ranking, after: Ranking) -> dict[str, Any]:
     """Of the same lists, so that the gain is paired."""
     return {
-        name: {"before": _estimate(old), "after": _estimate(new), "gain": _estimate(new - old)}
+        name: {"before": _estimate(old), "after": _estimate(new), "gain": _estimate(new - old, difference)}
         for name, old, new in zip(Ranking._fields, before, after, strict=True)
     }
 
 
-def _estimate(values: Any) -> dict[str, float]:
-    return normal(values.tolist())._asdict()
+def _estimate(values: Any, interval: Callable[[list[float]], Estimate] = share) -> dict[str, float]:
+    return interval(values.tolist())._asdict()
 
 
 def _steps(trainer: ListwiseTrainer) -> int:

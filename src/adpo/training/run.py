@@ -142,9 +142,10 @@ def train(order: Ordered[Asked], display: Display) -> dict[str, Any]:
             trainer,
             folder,
             display,
-            watcher.accuracy if watcher else None,
+            watcher.mean if watcher else None,
             run.eval_every,
             lambda: stop.signal > 0,
+            "reward" if run.reward else "accuracy",
         )
         trainer.add_callback(stop)
         trainer.add_callback(watch)
@@ -172,7 +173,7 @@ def train(order: Ordered[Asked], display: Display) -> dict[str, Any]:
         "metrics": str(folder / "metrics.jsonl"),
         "seconds": round(time.monotonic() - order.started, 1),
         **origin,
-        **figures(before, after),
+        **figures(before, after, own_reward=run.reward is not None),
         "samples": samples(to_test, before, after),
     }
     if everyone.is_main_process:

@@ -12,7 +12,7 @@ from adpo.experiments.tables import markdown, terminal
 from adpo.extras import require
 from adpo.files import write_json, write_text
 from adpo.training.keys import parse_pairs, read_yaml
-from adpo.tuning import confirmation, summary
+from adpo.tuning import confirmation, summary, trials
 from adpo.tuning.experiments import EXPERIMENTS
 from adpo.tuning.figures import draw
 from adpo.tuning.population import Plan, raised
@@ -108,7 +108,9 @@ def _asked(
         typed.pop(name, None)
     config = typed.pop("config", None)
     in_file = read_yaml(Path(str(config))) if config is not None else {}
-    return Job(job, tuple(words), seed), space(job, typed, ranges, in_file), {**in_file, **typed}
+    asked = {**in_file, **typed}
+    measure = trials.PAIRS if job == "prefer" else trials.REWARD if asked.get("reward") else trials.ACCURACY
+    return Job(job, tuple(words), seed, measure), space(job, typed, ranges, in_file), asked
 
 
 def _data(words: Sequence[str]) -> list[str]:
