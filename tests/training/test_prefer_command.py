@@ -142,7 +142,9 @@ def test_pairs_gzip_yaml_and_held_out_data_of_ones_own(typed, model, tmp_path):
     code, said, errors = typed("prefer", tmp_path / "pairs.jsonl.gz", "--config", config, "--out", out, *fast())
     assert code == 0, errors
     assert "3 training lists have prompts of held-out ones: left out" in said
-    assert json.loads((out / "summary.json").read_text())["lists"]["test"] == 13
+    assert json.loads((out / "summary.json").read_text())["lists"] == {"train": 37, "dev": 0, "test": 13}
+    assert "37 training, 0 validation, 13 test lists" in said
+    assert "no validation: the last model is kept" in said
 
 
 def test_all_bad_rows_are_named_before_any_model_is_loaded(typed, tmp_path, monkeypatch):
@@ -374,6 +376,28 @@ def test_a_foreign_checkpoint_is_not_resumed(typed, stopped, model, lists, tmp_p
 def test_a_folder_of_something_else_is_not_resumed(typed, tmp_path):
     (tmp_path / "thesis.tex").write_text("mine")
     assert "holds no run of adpo" in refused(typed, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "sizes"),
+    [([], (6, 60)), (["--dev_lists", "0"], (0, 60)), (["--dev_lists", "20"], (20, 60))],
+)
+def test_validation_takes_a_small_share_of_the_lists(typed, model, lists, tmp_path, words, sizes):
+    out = tmp_path / "out"
+    code, said, errors = typed("prefer", lists, "--model", model, "--out", out, *words, *fast())
+    assert code == 0, errors
+    found = json.loads((out / "summary.json").read_text())["lists"]
+    assert sum(found.values()) == sizes[1]
+    assert found["dev"] in ((found["train"] + found["dev"]) // 10, sizes[0])
+    assert ("no validation" in said) == (sizes[0] == 0)
+
+
+def test_a_validation_set_that_takes_everything(typed, model, lists, tmp_path):
+    words = ["--dev_lists", "60", "--out", tmp_path / "out", *fast()]
+    code, _, errors = typed("prefer", lists, "--model", model, *words)
+    assert (code, errors.count("\n")) == (2, 1)
+    assert "dev_lists = 60 leaves nothing of" in errors
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -250,7 +250,7 @@ def test_gsm8k_style_data_and_the_verifier(train, tmp_path):
         rows = [{"question": f"what is {n} plus 1", "answer": f"one more: {n + 1}\n#### {n + 1}"} for n in numbers]
         file.write_text("\n".join(map(json.dumps, rows)))
     out, said = train("--data", train_file, "--eval_data", test_file, "--dev_problems", "4")
-    assert "16 problems to train on, 4 to watch, 10 held out" in " ".join(said.split())
+    assert "16 training, 4 validation, 10 test problems" in " ".join(said.split())
     logs = [m for m in metrics(out) if "outcomes/correct" in m]
     kinds = ("correct", "wrong", "unparsable", "timed_out")
     assert all(sum(m[f"outcomes/{kind}"] for kind in kinds) == pytest.approx(1) for m in logs)
@@ -569,7 +569,7 @@ def test_two_processes_train_and_examine_together(model, digits, tmp_path):
     words = ["train", "--model", str(model), "--out", str(out), *given]
     result = subprocess.run([*launcher, *words], capture_output=True, text=True, timeout=300, check=False)
     assert result.returncode == 0, result.stderr[-2000:]
-    assert result.stdout.count("held out; results in") == 1
+    assert result.stdout.count("test problems; results in") == 1
     summary = json.loads((out / "summary.json").read_text())
     assert summary["steps"] == 4
     assert len(json.loads((out / "before.json").read_text())[0]["texts"]) == 20

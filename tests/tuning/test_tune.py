@@ -137,6 +137,15 @@ def test_a_reward_is_shown_in_its_own_unit_and_may_be_negative():
     assert [run["score"] for run in order] == [None, -40.0, 0.0]
 
 
+@pytest.mark.parametrize("words", [["--eval_data", "b.jsonl"], ["--dev_problems", "0"], ["--eval_every", "0"]])
+def test_without_a_validation_set_there_is_nothing_to_choose_by(tmp_path, stand_in, words):
+    done = CliRunner().invoke(app, ["tune", "train", "--out", str(tmp_path / "out"), *words])
+    assert isinstance(done.exception, ValueError)
+    assert "trials are compared by the validation set, and there is none: set dev_problems" in str(done.exception)
+    assert not stand_in
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_study_goes_on_as_if_it_had_not_been_interrupted(tmp_path, stand_in, monkeypatch):
     whole = tuned(Job("train", (), 3), SPACE, Order(tmp_path / "whole", 12))
     tried = Job.carried_out

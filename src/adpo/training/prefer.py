@@ -36,7 +36,7 @@ from adpo.training.models import (
     quiet,
     settled_by_main,
 )
-from adpo.training.run import begin, checked
+from adpo.training.run import NO_VALIDATION, begin, checked
 from adpo.training.watch import BEST, Watch, save
 
 EMBEDDED: dict[str, Any] = {
@@ -158,9 +158,11 @@ def _trainer(order: Ordered[AskedToPrefer], config: ListwiseConfig, place: str, 
 def _score_reference(trainer: ListwiseTrainer, rows: Lists, display: Display) -> None:
     sizes = rows.sizes()
     display.say(
-        f"{sizes['train']:,} lists to train on, {sizes['dev']:,} to watch, {sizes['test']:,} held out; results in "
+        f"{sizes['train']:,} training, {sizes['dev']:,} validation, {sizes['test']:,} test lists; results in "
         f"{trainer.args.output_dir}"
     )
+    if not sizes["dev"]:
+        display.say(NO_VALIDATION.format(setting="dev_lists"))
     done = count(1)
     with display.stage("reference", sum(sizes.values())):
         tables = list(rows) if trainer.args.anchor == "fixed" else list(rows)[1:]  # the training lists come first

@@ -33,6 +33,7 @@ from adpo.training.settings import Asked, RunSettings
 from adpo.training.watch import BEST, Watch, save
 
 T = TypeVar("T")
+NO_VALIDATION = "no validation: the last model is kept, not the best one (--{setting} N takes N for it)"
 GENERAL: dict[str, Any] = {"report_to": ["tensorboard"], "logging_steps": 5, "save_total_limit": 2}
 LEAST = {
     "per_device_train_batch_size": 1,
@@ -124,9 +125,11 @@ def train(order: Ordered[Asked], display: Display) -> dict[str, Any]:
         exam = Exam(to_test, tokenizer, reward, longest, chat, batch=run.eval_batch, seed=order.seed)
         about = run.data or f"{run.task}, level {run.level}"
         display.say(
-            f"{run.method} on {about}: {len(to_train)} problems to train on, {len(to_watch)} to watch, "
-            f"{len(to_test)} held out; results in {folder}"
+            f"{run.method} on {about}: {len(to_train):,} training, {len(to_watch):,} validation, "
+            f"{len(to_test):,} test problems; results in {folder}"
         )
+        if not to_watch:
+            display.say(NO_VALIDATION.format(setting="dev_problems"))
         if everyone.is_main_process:
             open_folder(order, origin)
         everyone.wait_for_everyone()

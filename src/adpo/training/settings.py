@@ -41,8 +41,11 @@ class RunSettings:
     levels: list[int] | None = field(default=None, metadata={"help": "Only problems of these levels."})
     train_problems: int | None = field(default=None, metadata={"help": "At most so many problems."})
     eval_problems: int = field(default=500, metadata={"help": "Held-out problems for before and after."})
-    dev_problems: int = field(default=200, metadata={"help": "Training problems set aside to watch progress by."})
-    eval_every: int = field(default=50, metadata={"help": "Steps between looks at them; 0: never."})
+    dev_problems: int | None = field(
+        default=None,
+        metadata={"help": "Training problems taken for validation (a tenth, 200 at most; with eval_data none)."},
+    )
+    eval_every: int = field(default=50, metadata={"help": "Steps between evaluations on them; 0: never."})
     eval_batch: int = field(default=64, metadata={"help": "Held-out problems answered at once."})
     reward: str | None = field(default=None, metadata={"help": "Your own reward: file.py:function, as in TRL."})
     instruction: str = field(
