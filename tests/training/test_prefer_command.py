@@ -357,6 +357,29 @@ def test_other_settings_are_not_resumed(typed, stopped):
     assert "a run with other settings (tau: 1.0, not 3.0)" in errors
 
 
+def test_the_same_command_again_with_resume(typed, model, lists, stopped):
+    words = ["prefer", lists, "--model", model, "--out", stopped, *fast(), "--seed", "0", "--resume"]
+    for more in ([], ["--warmup_steps", "0", "--target", "plackett_luce"]):
+        code, said, errors = typed(*words, *more)
+        assert (code, errors) == (0, "")
+        assert "going on from" in said
+    assert "(warmup_steps: 0, not 5.0)" in refused(typed, stopped, "--warmup_steps", "5")
+    assert "(seed: 0, not 7)" in refused(typed, stopped, "--seed", "7")
+
+
+def test_a_start_that_fails_does_not_block_the_next_try(typed, model, lists, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    words = ["prefer", lists, "--model", model, "--out", out, *fast()]
+    with monkeypatch.context() as patch:
+        patch.setattr(offline, "_remembered", lambda *_: 1 / 0)
+        patch.setattr(sys, "argv", ["adpo", *map(str, words)])
+        with pytest.raises(ZeroDivisionError):
+            cli.main()
+    assert not out.exists()
+    code, _, errors = typed(*words)
+    assert code == 0, errors
+
+
 def test_a_damaged_checkpoint_is_not_resumed(typed, stopped):
     path = stopped / "checkpoint-4" / "optimizer.pt"
     path.write_bytes(path.read_bytes()[:-1])

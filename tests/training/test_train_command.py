@@ -400,7 +400,105 @@ def test_an_interrupted_run_goes_on_where_it_stopped(train, digits, typed, model
     assert moved(expected, model)
     code, _, errors = typed(*words, "--resume", "--tau", "0.5")
     assert code == 2
-    assert "a run with other settings" in errors
+    assert "a run with other settings (tau: 1.0, not 0.5)" in errors
+
+
+def test_the_same_command_again_with_resume(typed, model, tmp_path):
+    """What equals the run's settings is accepted, also what is so by default; a difference has both values."""
+    out = tmp_path / "out"
+    words = ["train", "--model", model, "--out", out, *fast("--seed", "3")]
+    code, _, errors = typed(*words)
+    assert code == 0, errors
+    for more in ([], ["--num_iterations", "1"], ["--tau", "1", "--adam_beta1", "0.9", "--lora_r", "16"]):
+        code, said, errors = typed(*words, "--resume", *more)
+        assert (code, errors) == (0, "")
+        assert "going on from" in said
+    kept = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    for more, difference in (
+        (["--num_iterations", "2"], "num_iterations: 1, not 2"),
+        (["--adam_beta1", "0.8"], "adam_beta1: 0.9, not 0.8"),
+        (["--lora_r", "4"], "lora_r: 16, not 4"),
+        (["--method", "grpo"], "method: 'adpo', not 'grpo'"),
+        (["--anchor_every", "7"], "anchor_every: 50, not 7"),
+    ):
+        code, _, errors = typed(*words, "--resume", *more)
+        assert (code, errors.count("\n")) == (2, 1)
+        assert f"{out} holds a run with other settings ({difference}): resume it as it was" in errors
+    seeds = ["4" if word == "3" else word for word in words]
+    code, _, errors = typed(*seeds, "--resume")
+    assert (code, "(seed: 3, not 4)" in errors) == (2, True)
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == kept
+
+
+def test_eval_of_a_run_with_another_seed(train, typed):
+    out, _ = train("--seed", "3")
+    code, said, errors = typed("eval", out, "--seed", "5", "--samples", "2", "--max-new-tokens", "3")
+    assert code == 0, errors
+    assert "20 test problems" in said
+
+
+FAILED_STARTS = {
+    "reward": ["--reward", "rewards.py:broken"],
+    "trainer": ["--use_peft", "--lora_target_modules", "[nothing]"],
+    "settings only the trainer can judge": ["--use_peft", "--anchor", "ema", "--lora_dropout", "7"],
+}
+
+
+@pytest.mark.parametrize("name", FAILED_STARTS)
+def test_a_start_that_fails_does_not_block_the_next_try(typed, model, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rewards.py").write_text(REWARDS)
+    out = tmp_path / "new" / "out"
+    words = ["train", "--model", model, "--out", out]
+    code, _, errors = typed(*words, *fast(*FAILED_STARTS[name]))
+    assert (code, errors.count("\n")) == (2, 1), errors
+    assert not out.exists()
+    out.mkdir(parents=True, exist_ok=True)
+    code, _, errors = typed(*words, *fast(*FAILED_STARTS[name]))  # a folder that was there stays, empty
+    assert code == 2
+    assert list(out.iterdir()) == []
+    code, _, errors = typed(*words, *fast())
+    assert code == 0, errors
+
+
+def test_a_first_step_that_fails_does_not_block_the_next_try(typed, model, tmp_path, monkeypatch):
+    """Such as one that is out of memory."""
+    from adpo.integrations.trl import ADPOTrainer
+
+    out = tmp_path / "out"
+    words = ["train", "--model", model, "--out", out, *fast()]
+
+    def too_large(*_, **__):
+        raise torch.OutOfMemoryError("no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ADPOTrainer, "training_step", too_large)
+        patch.setattr(sys, "argv", ["adpo", *map(str, words)])
+        with pytest.raises(torch.OutOfMemoryError):
+            cli.main()
+    assert not out.exists()
+    code, _, errors = typed(*words)
+    assert code == 0, errors
+
+
+def test_a_start_that_was_killed_begins_again_with_other_settings(typed, model, tmp_path):
+    """Killed before its first step, say by a system without memory."""
+    out = tmp_path / "out"
+    words = ["train", "--model", model, "--out", out, *fast()]
+    code, _, errors = typed(*words, "--seed", "1")
+    assert code == 0, errors
+    for path in out.iterdir():
+        if path.name not in ("settings.json", "origin.json", "before.json"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    before = (out / "before.json").read_bytes()
+    code, _, errors = typed(*words, "--seed", "2")
+    assert (code, errors.count("\n")) == (2, 1)
+    assert "holds a run that made no step: add --resume" in errors
+    smaller = [*fast("--per_device_train_batch_size", "8"), "--seed", "2", "--resume"]
+    code, _, errors = typed("train", "--model", model, "--out", out, *smaller)
+    assert code == 0, errors
+    assert json.loads((out / "settings.json").read_text())["per_device_train_batch_size"] == 8
+    assert (out / "before.json").read_bytes() != before  # other samples: it was measured again
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,15 @@ from adpo.lm.rewards import Correct
 from adpo.training import data, memory, run
 from adpo.training.display import ACCURACY, Display, make_console, shown, shown_gain, summary_tables
 from adpo.training.exam import Exam, estimate, measure_of
-from adpo.training.folder import Ordered, how_to_go_on, known_settings
+from adpo.training.folder import (
+    Ordered,
+    as_it_was,
+    has_begun,
+    how_to_go_on,
+    known_settings,
+    other_settings,
+    without_failed_starts,
+)
 from adpo.training.interrupt import StoppedError
 from adpo.training.keys import parse_pairs, read_yaml
 from adpo.training.models import load_model, lora_config, own_reward, processes, quiet
@@ -36,20 +44,22 @@ def train(
     started: float,
 ) -> None:
     """Settings, then a dry run or a real one."""
-    known = known_settings(out) if resume and out else {}
-    seed = known.pop("seed", 0) if seed is None else seed
-    given = {**(read_yaml(config) if config else {}), **parse_pairs(words)}
-    asked = resolve({**known, **given}, method)
-    main = processes(asked.trainer.get("use_cpu")).is_main_process
-    display = Display(make_console(quiet=not main))
     if resume and out is None:
         raise ValueError("--resume needs the --out of the run to go on with")
+    known = known_settings(out) if resume and out else {}
+    of_run = known.pop("seed", 0)
+    seed = of_run if seed is None else seed
+    given = {**(read_yaml(config) if config else {}), **parse_pairs(words)}
+    asked = resolve(given, method) if not (out and known) else _resumed(out, known, given, method)
+    main = processes(asked.trainer.get("use_cpu")).is_main_process
+    display = Display(make_console(quiet=not main))
     (folder,) = broadcast_object_list([out or Path("runs") / time.strftime("train-%Y%m%d-%H%M%S")])
     if dry_run:
         _dry_run(Ordered(asked, folder, seed), display)
         return
     try:
-        summary = run.train(Ordered(asked, folder, seed, resume, started), display)
+        with without_failed_starts(folder, main):
+            summary = run.train(Ordered(asked, folder, seed, resume, started), display)
     except TrainingStoppedError as error:
         raise ValueError(f"training stopped: {error}") from error
     except (KeyboardInterrupt, StoppedError) as stop:
@@ -63,6 +73,16 @@ def train(
         f"{summary['steps']} steps, {summary['seconds']:.0f} s. Checkpoint: {summary['checkpoint']}. "
         f"Metrics: {summary['metrics']}. Summary: {folder / 'summary.json'}"
     )
+
+
+def _resumed(out: Path, known: dict[str, Any], given: dict[str, Any], method: str | None) -> Asked:
+    """The settings of the run in a folder: what is given besides must be what they are."""
+    theirs, wanted = resolve(known), method or given.get("method")
+    if wanted not in (None, theirs.run.method):  # its arguments would be another trainer's
+        if has_begun(out):
+            raise other_settings(out, "method", theirs.run.method, wanted)
+        return resolve(given, method)
+    return as_it_was(out, resolve({**known, **given}, method), theirs, run.defaults(theirs, out))
 
 
 def _dry_run(order: Ordered[Asked], display: Display) -> None:
@@ -113,7 +133,8 @@ def evaluate(
         raise ValueError(f"--out {out}: {out.parent} is not a folder")
     pairs = parse_pairs(words)
     known = _of_run(checkpoint, "reward" in pairs)
-    seed = known.pop("seed", 0) if seed is None else seed
+    of_run = known.pop("seed", 0)
+    seed = of_run if seed is None else seed
     if "data" in pairs or "model" not in known:  # problems in words, for a model that is not the embedded one
         known["model"] = str(checkpoint)
     asked = resolve({**known, **pairs, "eval_every": 0})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, fields
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Union
@@ -52,6 +53,15 @@ def sorted_out(
     if "trust_remote_code" in options:
         raise ValueError(f"model_init_kwargs: trust_remote_code cannot be set: {REFUSED['trust_remote_code']}")
     return run, trainer
+
+
+def field_defaults(kind: type) -> dict[str, Any]:
+    """The defaults of a dataclass, for what may be set."""
+    return {
+        each.name: each.default if each.default_factory is MISSING else each.default_factory()
+        for each in fields(kind)
+        if each.init and (each.default is not MISSING or each.default_factory is not MISSING)
+    }
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

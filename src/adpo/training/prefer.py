@@ -22,9 +22,19 @@ from adpo.lm.rankings import Ranking
 from adpo.provenance import provenance, typed
 from adpo.training import lists
 from adpo.training.display import Display, make_console, percent, points
-from adpo.training.folder import Ordered, check_folder, how_to_go_on, identity, known_settings, open_folder
+from adpo.training.folder import (
+    BEFORE,
+    Ordered,
+    as_it_was,
+    check_folder,
+    how_to_go_on,
+    identity,
+    known_settings,
+    open_folder,
+    without_failed_starts,
+)
 from adpo.training.interrupt import Stop, StoppedError
-from adpo.training.keys import parse_pairs, read_yaml
+from adpo.training.keys import field_defaults, parse_pairs, read_yaml
 from adpo.training.lists import AskedToPrefer, Lists
 from adpo.training.models import (
     context_of,
@@ -60,16 +70,21 @@ def command(
     if resume and out is None:
         raise ValueError("--resume needs the --out of the run to go on with")
     known = known_settings(out) if resume and out else {}
-    seed = known.pop("seed", 0) if seed is None else seed
+    of_run = known.pop("seed", 0)
+    seed = of_run if seed is None else seed
     if words and not words[0].startswith("--"):
         words = ["--data", *words]
     asked = lists.resolve({**known, **(read_yaml(config) if config else {}), **parse_pairs(words)})
+    if out is not None and known:
+        theirs = lists.resolve(known)
+        asked = as_it_was(out, asked, theirs, {**field_defaults(ListwiseConfig), **_begun(theirs.run, out)})
     main = processes(asked.trainer.get("use_cpu")).is_main_process
     display = Display(make_console(quiet=not main))
     folder = settled_by_main(lambda: out or Path("runs") / time.strftime("prefer-%Y%m%d-%H%M%S"))
     order = Ordered(asked, folder, seed, resume, started)
     try:
-        summary = train(order, display, dry_run)
+        with without_failed_starts(folder, main):
+            summary = train(order, display, dry_run)
     except TrainingStoppedError as error:
         raise ValueError(f"training stopped: {error}") from error
     except (KeyboardInterrupt, StoppedError) as stop:
@@ -104,7 +119,7 @@ def train(order: Ordered[AskedToPrefer], display: Display, dry_run: bool = False
     if everyone.is_main_process:
         open_folder(order, origin)
     everyone.wait_for_everyone()
-    before = _remembered(trainer, rows.test, folder / "before.json")
+    before = _remembered(trainer, rows.test, folder / BEFORE)
     watch = _trained(trainer, order, rows, checkpoint, display)
     final = folder / BEST
     if watch.best_step < 0:
@@ -134,13 +149,16 @@ def train(order: Ordered[AskedToPrefer], display: Display, dry_run: bool = False
 def _config(order: Ordered[AskedToPrefer]) -> ListwiseConfig:
     """All arguments of the trainer: what was asked for over what a run like this begins with."""
     run = order.asked.run
-    own = EMBEDDED if run.embedded else {}
-    config = checked(ListwiseConfig, {**begin(order.out, order.seed), **own, **order.asked.trainer})
+    config = checked(ListwiseConfig, {**_begun(run, order.out, order.seed), **order.asked.trainer})
     if run.reference is not None and config.anchor == "none":
         raise ValueError("a reference means nothing with anchor none: leave one of them out")
     if config.cache is not None and Path(config.cache).exists() and not Path(config.cache).is_dir():
         raise ValueError(f"cache {config.cache} is a file; expected a folder")
     return config
+
+
+def _begun(run: lists.PreferSettings, out: Path, seed: int = 0) -> dict[str, Any]:
+    return {**begin(out, seed), **(EMBEDDED if run.embedded else {})}
 
 
 def _trainer(order: Ordered[AskedToPrefer], config: ListwiseConfig, place: str, rows: Lists) -> ListwiseTrainer:

@@ -18,7 +18,7 @@ from adpo.provenance import provenance, typed
 from adpo.training import data
 from adpo.training.display import Display
 from adpo.training.exam import Exam, Reward, figures, samples
-from adpo.training.folder import Ordered, check_folder, identity, open_folder
+from adpo.training.folder import BEFORE, Ordered, check_folder, identity, open_folder
 from adpo.training.interrupt import Stop
 from adpo.training.models import (
     load_model,
@@ -29,7 +29,7 @@ from adpo.training.models import (
     quiet,
     settled_by_main,
 )
-from adpo.training.settings import Asked, RunSettings
+from adpo.training.settings import Asked, RunSettings, default_arguments
 from adpo.training.watch import BEST, Watch, save
 
 T = TypeVar("T")
@@ -72,6 +72,12 @@ def arguments(asked: Asked, out: Path, seed: int, longest_answer: int = 5) -> di
     """All arguments of the trainer: what was asked for over what a run like this begins with."""
     own = {**EMBEDDED, "max_completion_length": longest_answer} if asked.run.embedded else {}
     return {**begin(out, seed), **own, **asked.trainer}
+
+
+def defaults(asked: Asked, out: Path) -> dict[str, Any]:
+    """The arguments of the trainer that a run like this has where nothing is said of them."""
+    usual = default_arguments(asked.run.method)
+    return {**usual, **arguments(Asked(asked.run, {}), out, 0, _longest_answer(asked.run, 0))}
 
 
 def trainer_config(method: str, given: dict[str, Any]) -> Any:
@@ -133,7 +139,7 @@ def train(order: Ordered[Asked], display: Display) -> dict[str, Any]:
         if everyone.is_main_process:
             open_folder(order, origin)
         everyone.wait_for_everyone()
-        before = exam.remembered(model, folder / "before.json")
+        before = exam.remembered(model, folder / BEFORE)
         set_seed(order.seed)  # whether or not there was an exam before
         trainer = made_trainer(run.method, model, reward, config, to_train, tokenizer, lora_config(run))
         display.say(f"scoring: {trainer.scorer.chosen()}")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from adpo.lm.tasks import LEVELS, TASKS
-from adpo.training.keys import near, sorted_out
+from adpo.training.keys import field_defaults, near, sorted_out
 
 METHODS: dict[str, dict[str, Any]] = {
     "adpo": {},
@@ -120,6 +120,14 @@ def trainer_fields(method: str) -> dict[str, Any]:
     config = ADPOConfig if method == "adpo" else FastGRPOConfig
     hints = typing.get_type_hints(config)
     return {f.name: hints.get(f.name, Any) for f in dataclasses.fields(config) if f.init}
+
+
+def default_arguments(method: str) -> dict[str, Any]:
+    """What the arguments of the method's trainer are where nothing is said of them."""
+    from adpo.integrations.trl import ADPOConfig
+    from adpo.integrations.trl.baselines import FastGRPOConfig
+
+    return field_defaults(ADPOConfig if method == "adpo" else FastGRPOConfig)
 
 
 def _misplaced(name: str, method: str) -> str | None:
