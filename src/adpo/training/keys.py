@@ -18,6 +18,7 @@ REFUSED = {
     "out": "the folder is chosen with --out",
     "seed": "it is chosen with --seed",
     "resume_from_checkpoint": "use --resume",
+    "hub_token": "a run keeps its settings on disk, and a token is not to be there: log in with `hf auth login`",
     "disable_tqdm": "the progress bar is adpo's own",
 }
 

@@ -73,6 +73,8 @@ def resolve(given: Mapping[str, Any]) -> AskedToPrefer:
     hints = typing.get_type_hints(ListwiseConfig)
     theirs = {f.name: hints.get(f.name, Any) for f in dataclasses.fields(ListwiseConfig) if f.init}
     run, trainer = sorted_out(given, typing.get_type_hints(PreferSettings), theirs)
+    if trainer.get("remove_unused_columns"):
+        raise ValueError("remove_unused_columns must be false: lists have columns that no model knows")
     return AskedToPrefer(PreferSettings(**run), trainer)
 
 

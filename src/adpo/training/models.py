@@ -68,7 +68,7 @@ def load_model(folder: str | Path, options: dict[str, Any] | None = None) -> tup
             model = AutoPeftModelForCausalLM.from_pretrained(folder, **options)
         else:
             model = AutoModelForCausalLM.from_pretrained(folder, **options)
-    except (OSError, SafetensorError, TypeError, ValueError) as error:  # TypeError: an unknown option
+    except (ImportError, OSError, SafetensorError, TypeError, ValueError) as error:  # TypeError: unknown option
         raise _unloadable(folder, error) from None
     return model.to(best_device()), tokenizer
 

@@ -46,6 +46,7 @@ from adpo.training.models import (
     quiet,
     settled_by_main,
 )
+from adpo.training.packages import check_packages, outside_in_one_line
 from adpo.training.run import NO_VALIDATION, begin, checked
 from adpo.training.watch import BEST, Watch, save
 
@@ -101,6 +102,8 @@ def train(order: Ordered[AskedToPrefer], display: Display, dry_run: bool = False
     quiet()
     checkpoint = settled_by_main(lambda: check_folder(order))
     config = _config(order)
+    if not dry_run:
+        settled_by_main(lambda: check_packages(config))
     settled_by_main(lambda: lists.check(run, config.skip_bad, display))
     if dry_run:
         display.say("a dry run: settings and data are in order, nothing was written")
@@ -113,7 +116,8 @@ def train(order: Ordered[AskedToPrefer], display: Display, dry_run: bool = False
             context_of(run.reference)  # it can be found, at least
         room = sources.room(config, context_of(place))
         rows = lists.prepare(run, load_tokenizer(place), config, room, display, order.seed)
-    trainer = _trainer(order, config, place, rows)
+    with outside_in_one_line():
+        trainer = _trainer(order, config, place, rows)
     display.say(f"scoring: {trainer.scorer.chosen()}")
     _score_reference(trainer, rows, display)
     if everyone.is_main_process:
@@ -206,7 +210,7 @@ def _trained(
     watch = Watch(trainer, order.out, display, look if dev else None, every, lambda: stop.signal > 0)
     trainer.add_callback(stop)
     trainer.add_callback(watch)
-    with stop.listening(), display.stage("training", _steps(trainer)):
+    with outside_in_one_line(), stop.listening(), display.stage("training", _steps(trainer)):
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     return watch
 

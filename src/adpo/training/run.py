@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar
 
 import torch
 from transformers import set_seed
+from transformers.training_args import trainer_log_levels
 
 from adpo.files import write_json
 from adpo.lm.rewards import Correct
@@ -29,6 +30,7 @@ from adpo.training.models import (
     quiet,
     settled_by_main,
 )
+from adpo.training.packages import check_packages, outside_in_one_line
 from adpo.training.settings import Asked, RunSettings, default_arguments
 from adpo.training.watch import BEST, Watch, save
 
@@ -94,6 +96,8 @@ def checked(kind: Callable[..., T], given: dict[str, Any]) -> T:
     for name, least in LEAST.items():
         if given.get(name) is not None and given[name] < least:
             raise ValueError(f"{name} must be at least {least}; got {given[name]}")
+    if given.get("log_level", "passive") not in trainer_log_levels:
+        raise ValueError(f"log_level must be one of {', '.join(trainer_log_levels)}; got {given['log_level']!r}")
     if given.get("num_train_epochs") == math.inf:
         raise ValueError("num_train_epochs must be finite; got inf")
     try:
@@ -116,6 +120,7 @@ def train(order: Ordered[Asked], display: Display) -> dict[str, Any]:
         display.say(f"going on from {checkpoint}" if checkpoint else "no checkpoint yet: from the start")
     given = arguments(order.asked, folder, order.seed, _longest_answer(run, order.seed))
     config = trainer_config(run.method, given)
+    settled_by_main(lambda: check_packages(config, given.get("model_init_kwargs")))
     with everyone.main_process_first():
         path = run.start or model_folder(run, display)
     model, tokenizer = load_model(path, given.get("model_init_kwargs"))
@@ -141,7 +146,8 @@ def train(order: Ordered[Asked], display: Display) -> dict[str, Any]:
         everyone.wait_for_everyone()
         before = exam.remembered(model, folder / BEFORE)
         set_seed(order.seed)  # whether or not there was an exam before
-        trainer = made_trainer(run.method, model, reward, config, to_train, tokenizer, lora_config(run))
+        with outside_in_one_line():
+            trainer = made_trainer(run.method, model, reward, config, to_train, tokenizer, lora_config(run))
         display.say(f"scoring: {trainer.scorer.chosen()}")
         display.say(f"sampling: {trainer.how_sampled()}")
         trainer.run_identity = identity(order)
@@ -158,7 +164,7 @@ def train(order: Ordered[Asked], display: Display) -> dict[str, Any]:
         )
         trainer.add_callback(stop)
         trainer.add_callback(watch)
-        with stop.listening(), display.stage("training", _steps(trainer, config)):
+        with outside_in_one_line(), stop.listening(), display.stage("training", _steps(trainer, config)):
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         trainer.step_guard.complain()
         final = folder / BEST
