@@ -567,7 +567,7 @@ def test_examples_are_valid_without_the_weights(typed, example, tmp_path, monkey
     assert not list(tmp_path.iterdir())
 
 
-def test_eval_compares_two_models_on_the_problems_of_the_run(train, typed, model, tmp_path):
+def test_eval_compares_two_models_on_the_problems_of_the_run(train, typed, model, tmp_path, monkeypatch):
     rewards = tmp_path / "rewards.py"
     rewards.write_text(
         "def digits(completions, **_):\n"
@@ -588,10 +588,21 @@ def test_eval_compares_two_models_on_the_problems_of_the_run(train, typed, model
     assert summary["reward_before"]["value"] != summary["reward_after"]["value"]
     assert figures["accuracy, most likely answer"]["before"] == pytest.approx(summary["reward_before"])
     assert figures["accuracy, most likely answer"]["after"] == pytest.approx(summary["reward_after"])
-    for place in (tmp_path / "nowhere", "nowhere", "./nowhere"):
+    code, _, errors = typed("eval", tmp_path)
+    assert (code, f"{tmp_path} holds no model: expected config.json" in errors) == (2, True)
+    monkeypatch.chdir(out.parent)
+    (out.parent / "runs").mkdir()
+    for place in (tmp_path / "nowhere", "nowhere", "./nowhere", "runs/nowhere", "out/best/nowhere"):
         code, _, errors = typed("eval", place)
-        assert code == 2
-        assert "holds no model" in errors
+        assert (code, errors.count("\n")) == (2, 1)
+        assert "there is no folder" in errors
+        assert not re.search("hub|connect|offline", errors)
+    for command in (["eval", "owner/nowhere"], ["train", "--model", "owner/nowhere", "--out", tmp_path / "x"]):
+        code, _, errors = typed(*command)
+        assert (code, errors.count("\n")) == (2, 1)
+        assert "there is no such folder here, and looked up as a name on the hub: " in errors
+    code, _, errors = typed("train", "--model", "runs/nowhere", "--out", tmp_path / "x")
+    assert errors == "adpo: model 'runs/nowhere' cannot be loaded: there is no such folder\n"
 
 
 def test_eval_does_not_run_code_that_a_folder_names(typed, model, tmp_path):

@@ -107,6 +107,10 @@ def test_rows_of_ones_own(tmp_path):
         RunSettings(model="x", data=write(tmp_path / "some.jsonl", rows), reward="r.py:f"), make_tokenizer(), 0
     )
     assert all({row["more"], row["other"]} == {None, int(row["prompt"][4:])} for row in (*some.train, *some.test))
+    with pytest.raises(
+        ValueError, match="line 1: a file of prompts needs a reward function of your own: --reward"
+    ):
+        prepare(RunSettings(model="x", data=file), make_tokenizer(), 0)
     few = write(tmp_path / "few.jsonl", [{"prompt": "one"}])
     with pytest.raises(ValueError, match="too small to hold rows out of it"):
         prepare(RunSettings(model="x", data=few, reward="r.py:f"), make_tokenizer(), 0)

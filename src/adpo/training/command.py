@@ -29,7 +29,7 @@ from adpo.training.folder import (
 )
 from adpo.training.interrupt import StoppedError
 from adpo.training.keys import parse_pairs, read_yaml
-from adpo.training.models import load_model, lora_config, own_reward, processes, quiet
+from adpo.training.models import load_model, lora_config, meant_as_folder, own_reward, processes, quiet
 from adpo.training.settings import Asked, RunSettings, resolve
 
 
@@ -193,8 +193,10 @@ def _folder(name: str) -> str:
     for place in (path, path / "best", path / "model"):
         if any((place / file).exists() for file in ("config.json", "adapter_config.json")):
             return str(place)
-    if path.exists() or name.count("/") != 1 or name.startswith((".", "/")):
+    if path.exists():
         raise ValueError(f"{path} holds no model: expected config.json or adapter_config.json in it")
+    if name.count("/") != 1 or meant_as_folder(name):
+        raise ValueError(f"there is no folder {path}, and it is no name like owner/model")
     return name
 
 

@@ -17,6 +17,7 @@ from adpo.lm.preferences import BadRow, BadRows, BadRowsError, Counts, read, val
 from adpo.training.data import set_aside
 from adpo.training.display import Display
 from adpo.training.keys import sorted_out
+from adpo.training.spellings import OF_PREFER
 
 GENERATED = 2000  # lists, where no data is given
 VALIDATION = 100  # lists of a validation set, at most, where nobody says how many
@@ -72,7 +73,7 @@ def resolve(given: Mapping[str, Any]) -> AskedToPrefer:
 
     hints = typing.get_type_hints(ListwiseConfig)
     theirs = {f.name: hints.get(f.name, Any) for f in dataclasses.fields(ListwiseConfig) if f.init}
-    run, trainer = sorted_out(given, typing.get_type_hints(PreferSettings), theirs)
+    run, trainer = sorted_out(given, typing.get_type_hints(PreferSettings), theirs, elsewhere=OF_PREFER)
     if trainer.get("remove_unused_columns"):
         raise ValueError("remove_unused_columns must be false: lists have columns that no model knows")
     return AskedToPrefer(PreferSettings(**run), trainer)

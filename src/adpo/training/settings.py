@@ -14,6 +14,7 @@ from typing import Any
 
 from adpo.lm.tasks import LEVELS, TASKS
 from adpo.training.keys import field_defaults, near, sorted_out
+from adpo.training.spellings import OF_TRAIN
 
 METHODS: dict[str, dict[str, Any]] = {
     "adpo": {},
@@ -108,7 +109,9 @@ def resolve(settings: Mapping[str, Any], method: str | None = None) -> Asked:
     theirs = trainer_fields(chosen)
     if chosen == "adpo":
         theirs = {name: hint for name, hint in theirs.items() if name not in MEANINGLESS}
-    run, trainer = sorted_out(given, typing.get_type_hints(RunSettings), theirs, lambda n: _misplaced(n, chosen))
+    run, trainer = sorted_out(
+        given, typing.get_type_hints(RunSettings), theirs, lambda n: _misplaced(n, chosen), OF_TRAIN
+    )
     return Asked(RunSettings(**run), {**METHODS[chosen], **trainer})
 
 
