@@ -135,10 +135,12 @@ def right(preset, methods):
 
 @pytest.mark.parametrize("preset", ["embedded", "sums"])
 def test_the_lead_is_said_to_be_one_of_greedy_accuracy(preset):
-    """What training optimises is beside it, of the same methods in the same order, wherever the lead is claimed."""
+    """What training optimises is beside it, of the same methods in the same order."""
     methods = ("ADPO", "GRPO", "GSPO")
     ours, grpo, gspo = right(preset, methods)
-    row = {"embedded": "10 seeds: **greedy** accuracy on the test set", "sums": "as b+a, 10 seeds: **greedy**"}[preset]
+    row = {"embedded": "10 seeds: **greedy** accuracy on the test set", "sums": "as b+a, 10 seeds: **greedy**"}[
+        preset
+    ]
     readme = (RESULTS.parents[1] / "README.md").read_text()
     (line,) = [line for line in readme.splitlines() if row in line]
     assert f"{ours}, {grpo} and {gspo} are right in the last rollouts" in line
