@@ -187,6 +187,7 @@ MAY_USE = {  # besides torch: few, named files
     "training/display.py": {"rich"},
     "training/memory.py": {"peft", "transformers"},
     "training/models.py": {"accelerate", "datasets", "peft", "safetensors", "transformers"},
+    "training/packages.py": {"huggingface_hub", "transformers"},
     "training/run.py": {"datasets", "transformers", "trl"},
     "training/watch.py": {"transformers"},
     "training/prefer.py": {"rich", "transformers"},

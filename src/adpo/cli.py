@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import importlib.metadata
 import importlib.util
+import logging
 import platform
 import sys
 import time
@@ -233,6 +234,7 @@ NO_PLACE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, 
 
 def main() -> None:
     """Run the command; anything wrong with the input is one line and exit code 2."""
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # what it has no kernels for here concerns nobody
     try:
         code = app(args=sys.argv[1:] or ["--help"], standalone_mode=False)
         if code == STOPPED:

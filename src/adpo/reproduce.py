@@ -26,6 +26,7 @@ class BanditPreset(StrEnum):
     paper = "paper"
 
 
+SEEDS = "How many, instead of the preset's number."
 reproduce = typer.Typer(help="Run the paper's experiments.")
 
 
@@ -40,7 +41,8 @@ def bandits(
         BanditPreset,
         typer.Option(help="smoke: a minute; scenarios: the twelve, 30 seeds; paper: every study, 10 seeds."),
     ] = BanditPreset.smoke,
-    seeds: Annotated[int | None, typer.Option(min=2, max=900, help="Instead of the preset's number.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=2, max=900, help=SEEDS)] = None,
+    first_seed: Annotated[int | None, typer.Option(min=1, max=999, help="The first of them (100).")] = None,
     out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("runs/bandits"),
     resume: Annotated[bool, typer.Option("--resume", help="Go on where an earlier run in --out stopped.")] = False,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes side by side (one per core).")] = None,
@@ -54,7 +56,7 @@ def bandits(
     with watch.bar("bandits") as done:
         order = run.Order(out, resume, workers or _cores(), done)
         path = run.tune(order) if tune else out / "results.json"
-        results = None if tune else run.reproduce(preset.value, seeds, order)
+        results = None if tune else run.reproduce(preset.value, seeds, order, first_seed)
     if results is not None:
         run.show(results, watch.console)
     watch.tell(f"Results: {path}", f", {order.workers} processes")
@@ -108,7 +110,8 @@ def distill(
         DistillPreset,
         typer.Option(help="smoke: about a minute; paper: every study, 10 seeds, hours."),
     ] = DistillPreset.smoke,
-    seeds: Annotated[int | None, typer.Option(min=2, max=900, help="Instead of the preset's number.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=2, max=900, help=SEEDS)] = None,
+    first_seed: Annotated[int | None, typer.Option(min=1, max=999, help="The first of them (100).")] = None,
     out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("runs/distill"),
     resume: Annotated[bool, typer.Option("--resume", help="Go on where an earlier run in --out stopped.")] = False,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes side by side (one per core).")] = None,
@@ -144,7 +147,7 @@ def distill(
         return
     with watch.bar("distill") as done:
         order = run.Order(out, resume, workers or _cores(), done, teachers or rooms.SHIPPED)
-        results = run.reproduce(preset.value, tuple(env) if env else None, seeds, order, dagger)
+        results = run.reproduce(preset.value, tuple(env) if env else None, seeds, order, dagger, first_seed)
     run.show(results, watch.console)
     watch.tell(f"Results: {out / 'results.json'}")
 
@@ -171,7 +174,8 @@ def reasoning(
     methods: Annotated[
         str | None, typer.Option(help="Some of adpo,adpo_pl,boltzmann,pl,grpo,dr_grpo,gspo.")
     ] = None,
-    seeds: Annotated[int | None, typer.Option(min=2, max=900, help="Instead of the preset's number.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=2, max=900, help=SEEDS)] = None,
+    first_seed: Annotated[int | None, typer.Option(min=1, max=999, help="The first of them (1).")] = None,
     out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("runs/reasoning"),
     resume: Annotated[bool, typer.Option("--resume", help="Go on where an earlier run in --out stopped.")] = False,
     workers: Annotated[int, typer.Option(min=1, help="Processes side by side.")] = 1,
@@ -207,7 +211,7 @@ def reasoning(
         if warm_up:
             watch.tell(run.warm_up(preset.value, order, epochs))
             return
-        results = run.reproduce(preset.value, methods.split(",") if methods else None, seeds, order)
+        results = run.reproduce(preset.value, methods.split(",") if methods else None, seeds, order, first_seed)
     run.show(results, watch.console)
     watch.tell(f"Results: {out / 'results.json'}")
 

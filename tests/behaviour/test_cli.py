@@ -85,6 +85,47 @@ def test_mistakes_are_one_line_and_exit_code_two(arguments, words):
     assert result.stdout == ""
 
 
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ("train --report_to wandb", "report_to wandb needs a package that is not installed: pip install wandb"),
+        ("train --push_to_hub true", "push_to_hub: the hub cannot be reached, or does not know you"),
+        ("train --beta 0.1", "TRL's beta is a KL penalty, whose place the anchor takes: --tau"),
+        ("train --config twice.yaml", "twice.yaml: tau is given twice, in lines 1 and 3"),
+        ("train --model m --data prompts.jsonl", "a file of prompts needs a reward function of your own"),
+        (
+            "prefer same.jsonl",
+            "same.jsonl, line 1, rejected: expected another completion than chosen; got the same",
+        ),
+        ("eval runs/none", "there is no folder runs/none"),
+        ("reproduce bandits --first-seed 999", "--first-seed 999 with 3 seeds goes beyond 999"),
+    ],
+)
+def test_mistakes_of_a_user_are_one_line_and_leave_nothing(words, complaint, tmp_path, monkeypatch):
+    pytest.importorskip("trl")
+    if "wandb" in words and importlib.util.find_spec("wandb") is not None:
+        pytest.skip("wandb is installed")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ADPO_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "twice.yaml").write_text("tau: 0.5\nmax_steps: 3\ntau: 0.8\n")
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "say hello"}\n')
+    (tmp_path / "same.jsonl").write_text('{"prompt": "1+1=", "chosen": "2", "rejected": "2"}\n')
+    if "--model m" in words:
+        from adpo.lm.embedded import WarmUp, make_model, make_tokenizer
+
+        make_model(WarmUp(hidden=16, layers=1)).save_pretrained(tmp_path / "m")
+        make_tokenizer().save_pretrained(tmp_path / "m")
+    before = sorted(tmp_path.rglob("*"))
+    result = run(*words.split())
+    assert result.returncode == 2, result.stderr
+    ours = result.stderr[result.stderr.index("adpo: ") :].splitlines()  # libraries may have had something to say
+    assert len(ours) == (2 if words.startswith("prefer") else 1), ours  # a bad row, and how to go on
+    assert complaint in ours[0]
+    assert "Traceback" not in result.stderr
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_verl_config_is_the_paper_s_run_as_a_command():
     result = run("verl-config", "--nodes", "2", "--train", "mine.parquet")
     assert result.returncode == 0, result.stderr

@@ -112,17 +112,40 @@ def test_shares_beside_the_tables_are_in_them(where):
         "the README": "\n".join(line for line in readme.splitlines() if line.startswith("| verifiable rewards")),
     }[where]
     shares = set(re.findall(r"(\d+\.\d) %", said)) - {"0.1"}  # "under 0.1 %"
-    agreed = {f"{100 * share:.1f}" for share in agreements()}
+    known = measured_shares() | {f"{100 * share:.1f}" for share in numbers("agreed, wrong", "right")}
     assert len(shares) > 5
-    assert shares <= measured_shares() | agreed, shares - measured_shares() - agreed
+    assert shares <= known, shares - known
 
 
-def agreements():
-    """Groups that agree on a wrong answer, which the tables give as a number from 0 to 1."""
+def numbers(*columns):
+    """What the tables give as a number from 0 to 1: groups that agree on a wrong answer, right completions."""
     for lines in TABLES:
-        if "agreed, wrong" in lines.columns:
-            place = lines.columns.index("agreed, wrong")
+        for place in (lines.columns.index(column) for column in columns if column in lines.columns):
             yield from (float(row[place]) for row in lines.rows if row[place])
+
+
+def right(preset, methods):
+    """Share of right completions in the last rollouts, at each method's best, as the command prints it."""
+    (kept,) = [each for each in KEPT if each["preset"] == preset]
+    (lines,) = [each for each in drawn(kept) if each.title.startswith("each method at its own best")]
+    place = lines.columns.index("right")
+    rows = {row[0].split(",")[0]: row[place] for row in lines.rows if "no anchor" not in row[0]}
+    return [f"{100 * float(rows[method]):.1f} %" for method in methods]
+
+
+@pytest.mark.parametrize("preset", ["embedded", "sums"])
+def test_the_lead_is_said_to_be_one_of_greedy_accuracy(preset):
+    """What training optimises is beside it, of the same methods in the same order."""
+    methods = ("ADPO", "GRPO", "GSPO")
+    ours, grpo, gspo = right(preset, methods)
+    row = {"embedded": "10 seeds: **greedy** accuracy on the test set", "sums": "as b+a, 10 seeds: **greedy**"}[
+        preset
+    ]
+    readme = (RESULTS.parents[1] / "README.md").read_text()
+    (line,) = [line for line in readme.splitlines() if row in line]
+    assert f"{ours}, {grpo} and {gspo} are right in the last rollouts" in line
+    together = " ".join(PAGE.split())
+    assert f"{ours} ADPO, {grpo} GRPO, {gspo} GSPO" in together or f"{ours}, {grpo} and {gspo}" in together
 
 
 def test_what_a_correction_over_all_questions_would_leave():

@@ -11,7 +11,7 @@ import torch
 pytest.importorskip("transformers")
 
 from adpo.lm.embedded import WarmUp, make_model, make_tokenizer
-from adpo.lm.evaluate import Sampling, Scored, answers, gain, normal, wilson
+from adpo.lm.evaluate import Sampling, Scored, answers, difference, gain, normal, share, wilson
 from adpo.lm.rewards import Correct
 from adpo.lm.tasks import Outcome
 
@@ -44,13 +44,50 @@ def test_intervals_cover_the_truth_about_95_times_in_100():
     assert 910 <= covered["normal"] <= 980
 
 
+def test_an_interval_of_a_share_stays_inside_and_covers_the_truth():
+    """Also where nearly all is right: there a normal interval leaves [0, 1], or has no width, and covers less."""
+    draw = random.Random(1)
+    kinds = {
+        "sampled answers": lambda: sum(draw.random() < 0.9 for _ in range(4)) / 4,
+        "orders of a list": lambda: draw.choice([0.0, 0.5, 1.0, 1.0]),
+        "nearly all right": lambda: 1.0 if draw.random() < 0.9 else draw.random(),
+    }
+    for name, one in kinds.items():
+        truth = sum(one() for _ in range(100_000)) / 100_000
+        covered = {"share": 0, "normal": 0}
+        for _ in range(500):
+            values = [one() for _ in range(40)]
+            found, other = share(values), normal(values)
+            assert 0 <= found.low <= found.value <= found.high <= 1
+            covered["share"] += found.low <= truth <= found.high
+            covered["normal"] += other.low <= truth <= other.high
+        assert covered["share"] >= max(440, covered["normal"]), name
+    assert share([1.0] * 20) == wilson(20, 20)
+    assert share([0.0, 1.0, 1.0, 0.0, 1.0]) == pytest.approx(wilson(3, 5))
+    assert normal([1.0, 1.0, 1.0, 0.5]).high > 1  # what a share must not have
+    assert share([1.0, 1.0, 1.0, 0.5]).high <= 1
+    assert difference([1.0, 1.0, 1.0, 0.5]).high == 1
+    with pytest.raises(ValueError, match=r"a share lies between 0 and 1; got values from -0\.5 to 1"):
+        share([1.0, -0.5])
+
+
+def test_a_graded_reward_is_no_accuracy():
+    graded = scored([[0.3, 1.0], [2.0, -1.0]])
+    assert not graded.right_or_wrong
+    assert graded.mean_reward() == normal(graded.means)
+    for figure in (graded.accuracy, lambda: graded.pass_at(1)):
+        with pytest.raises(ValueError, match="scores of 0 and 1"):
+            figure()
+    assert gain(scored([[0.0], [0.0]]), scored([[3.0], [9.0]])).high > 9  # a reward has no bounds
+
+
 def test_certain_answers_have_an_interval_all_the_same():
     assert wilson(0, 20).high == pytest.approx(0.161, abs=1e-3)
     assert wilson(20, 20).low == pytest.approx(0.839, abs=1e-3)
     with pytest.raises(ValueError, match="at least one problem"):
         wilson(0, 0)
     with pytest.raises(ValueError, match="at least one problem"):
-        normal([])
+        share([])
 
 
 def test_a_gain_is_paired():

@@ -54,7 +54,6 @@ def test_pairs_are_lists_of_two():
         (ASK + say("4"), ASK + say("5"), 1),
         (ASK + say("4") + ASK + say("1"), ASK + say("4") + ASK + say("2"), 3),
         (ASK + say("4") + ASK + say("1"), ASK + say("5"), 1),
-        (ASK + say("4"), ASK + say("4"), 1),
         (ASK + say("4"), ASK + say("4") + ASK, 1),
     ],
 )
@@ -142,6 +141,18 @@ BAD = {
     "no rejected": (without(PAIR, "rejected"), "rejected: expected chosen and rejected; got only the other one"),
     "no chosen": (without(PAIR, "chosen"), "chosen: expected chosen and rejected; got only the other one"),
     "a list and a pair": ({**GOOD, **PAIR}, "completions: expected either completions or chosen and rejected"),
+    "a pair of the same": (
+        {**PAIR, "rejected": "4"},
+        "rejected: expected another completion than chosen; got the same",
+    ),
+    "conversations that are the same": (
+        {"chosen": [*ASK, *say("4")], "rejected": [*ASK, *say("4")]},
+        "rejected: expected another completion than chosen; got the same",
+    ),
+    "a list of the same": (
+        {"prompt": "2+2=", "completions": ["4", "4"], "rewards": [1.0, 0.0]},
+        "rewards: expected equal ones, as all completions are the same; got different ones",
+    ),
     "empty chosen": ({**PAIR, "chosen": ""}, "chosen: expected text; got an empty string (chosen)"),
     "text pair without prompt": (
         without(PAIR, "prompt"),

@@ -48,7 +48,7 @@ def going_on(tmp_path):
 
 
 def log(folder, step, **figures):
-    row = {"step": step, "adpo/tau": 0.8, "adpo/live": 0.5, "dev/accuracy": 0.4, **figures}
+    row = {"step": step, "adpo/tau": 0.8, "adpo/live": 0.5, "validation/accuracy": 0.4, **figures}
     path = folder / "metrics.jsonl"
     known = path.read_text().splitlines()[: step - 1] if path.exists() else []
     path.write_text("\n".join([*known, json.dumps(row)]) + "\n")
@@ -82,8 +82,14 @@ def test_a_run_that_has_ended(going_on):
     (section,) = sections_of([going_on])
     assert section.state == "finished"
     assert section.facts["commit"] == "abc"
-    assert section.figures["most likely answers, gain"] == "+40.0% [+30.0%, +50.0%]"
+    assert section.figures["accuracy, most likely answers, gain"] == "+40.0% [+30.0%, +50.0%]"
     assert section.tables[0].rows == [["1+1", EVIL, "2", "2"]]
+    for when in ("before", "after", "gain"):
+        summary[f"reward_{when}"] = summary.pop(f"accuracy_{when}") | {"value": 12.5}
+    (going_on / "summary.json").write_text(json.dumps(summary | {"measure": "mean reward"}))
+    (section,) = sections_of([going_on])
+    assert section.figures["mean reward, most likely answers, gain"] == "+12.5 [+0.3, +0.5]"
+    assert not any("%" in figure for figure in section.figures.values())
 
 
 def test_what_a_model_wrote_is_shown_and_not_run(going_on):
@@ -269,7 +275,7 @@ def test_a_study_that_goes_on(tmp_path):
     assert section.facts["command"] == "adpo tune train --max_steps 100 --seed 2"
     for number in (0, 1):
         (tmp_path / f"trial-00{number}").mkdir()
-        log(tmp_path / f"trial-00{number}", 1, **{"dev/accuracy": 0.1 * number})
+        log(tmp_path / f"trial-00{number}", 1, **{"validation/accuracy": 0.1 * number})
     (section,) = sections_of([tmp_path])
     assert [(line.name, line.y) for line in section.charts[0].series] == [
         ("trial-000", [0.0]),

@@ -54,7 +54,7 @@ def test_metrics_are_documented():
     assert {"tau", "best_logp", "start_kl", "no_reward", "u_spread"} <= noted
     for name in noted:
         assert f"`adpo/{name}`" in text, name
-    for name in [*SHOWN, "dev/accuracy", *(f"outcomes/{outcome.name}" for outcome in Outcome)]:
+    for name in [*SHOWN, "validation/accuracy", *(f"outcomes/{outcome.name}" for outcome in Outcome)]:
         assert f"`{name}`" in text, name
 
 

@@ -88,7 +88,16 @@ def outcome(out):
     (last,) = sorted(out.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))[-1:]
     metrics = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     summary = json.loads((out / "summary.json").read_text())
-    kept = ("accuracy_before", "accuracy_after", "sampled_after", "samples", "log_ratio", "mean_logp", "steps")
+    kept = (
+        "reward_before",
+        "reward_after",
+        "accuracy_after",
+        "sampled_after",
+        "samples",
+        "log_ratio",
+        "mean_logp",
+        "steps",
+    )
     optimizer = torch.load(last / "optimizer.pt", weights_only=True)
     shadow = last / "adpo_anchor.safetensors"
     return {

@@ -32,6 +32,9 @@ FAST = {
 }
 
 
+WHEN = ("before", "after")
+
+
 def fast(*words):
     return [*words, *(str(part) for name, value in FAST.items() if name not in words for part in (name, value))]
 
@@ -86,6 +89,9 @@ def test_a_run_ends_with_figures_checkpoint_and_summary(typed, model, lists, tmp
     for figures in summary["mean_logp"].values():
         assert figures["before"]["low"] <= figures["before"]["value"] <= figures["before"]["high"]
         assert figures["gain"]["value"] == pytest.approx(figures["after"]["value"] - figures["before"]["value"])
+    ranked = [*summary["log_ratio"].values(), *(each[w] for each in summary["mean_logp"].values() for w in WHEN)]
+    assert all(0 <= figure["low"] <= figure["value"] <= figure["high"] <= 1 for figure in ranked)
+    assert "validation" in said
     assert undocumented(out) == set()
     steps = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [entry["step"] for entry in steps if "loss" in entry] == [1, 2, 3, 4]
@@ -136,7 +142,9 @@ def test_pairs_gzip_yaml_and_held_out_data_of_ones_own(typed, model, tmp_path):
     code, said, errors = typed("prefer", tmp_path / "pairs.jsonl.gz", "--config", config, "--out", out, *fast())
     assert code == 0, errors
     assert "3 training lists have prompts of held-out ones: left out" in said
-    assert json.loads((out / "summary.json").read_text())["lists"]["test"] == 13
+    assert json.loads((out / "summary.json").read_text())["lists"] == {"train": 37, "dev": 0, "test": 13}
+    assert "37 training, 0 validation, 13 test lists" in said
+    assert "no validation: the last model is kept" in said
 
 
 def test_all_bad_rows_are_named_before_any_model_is_loaded(typed, tmp_path, monkeypatch):
@@ -231,7 +239,7 @@ def test_a_moving_anchor_is_judged_against_the_reference(typed, model, lists, tm
     code, said, errors = typed("prefer", lists, "--model", model, "--out", out, *words)
     assert code == 0, errors
     looks = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    found = [entry["dev/accuracy"] for entry in looks if "dev/accuracy" in entry]
+    found = [entry["validation/accuracy"] for entry in looks if "validation/accuracy" in entry]
     assert len(found) == 4
     assert len(set(found)) > 1
     assert "lists scored" in said
@@ -349,6 +357,29 @@ def test_other_settings_are_not_resumed(typed, stopped):
     assert "a run with other settings (tau: 1.0, not 3.0)" in errors
 
 
+def test_the_same_command_again_with_resume(typed, model, lists, stopped):
+    words = ["prefer", lists, "--model", model, "--out", stopped, *fast(), "--seed", "0", "--resume"]
+    for more in ([], ["--warmup_steps", "0", "--target", "plackett_luce"]):
+        code, said, errors = typed(*words, *more)
+        assert (code, errors) == (0, "")
+        assert "going on from" in said
+    assert "(warmup_steps: 0, not 5.0)" in refused(typed, stopped, "--warmup_steps", "5")
+    assert "(seed: 0, not 7)" in refused(typed, stopped, "--seed", "7")
+
+
+def test_a_start_that_fails_does_not_block_the_next_try(typed, model, lists, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    words = ["prefer", lists, "--model", model, "--out", out, *fast()]
+    with monkeypatch.context() as patch:
+        patch.setattr(offline, "_remembered", lambda *_: 1 / 0)
+        patch.setattr(sys, "argv", ["adpo", *map(str, words)])
+        with pytest.raises(ZeroDivisionError):
+            cli.main()
+    assert not out.exists()
+    code, _, errors = typed(*words)
+    assert code == 0, errors
+
+
 def test_a_damaged_checkpoint_is_not_resumed(typed, stopped):
     path = stopped / "checkpoint-4" / "optimizer.pt"
     path.write_bytes(path.read_bytes()[:-1])
@@ -368,6 +399,28 @@ def test_a_foreign_checkpoint_is_not_resumed(typed, stopped, model, lists, tmp_p
 def test_a_folder_of_something_else_is_not_resumed(typed, tmp_path):
     (tmp_path / "thesis.tex").write_text("mine")
     assert "holds no run of adpo" in refused(typed, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "sizes"),
+    [([], (6, 60)), (["--dev_lists", "0"], (0, 60)), (["--dev_lists", "20"], (20, 60))],
+)
+def test_validation_takes_a_small_share_of_the_lists(typed, model, lists, tmp_path, words, sizes):
+    out = tmp_path / "out"
+    code, said, errors = typed("prefer", lists, "--model", model, "--out", out, *words, *fast())
+    assert code == 0, errors
+    found = json.loads((out / "summary.json").read_text())["lists"]
+    assert sum(found.values()) == sizes[1]
+    assert found["dev"] in ((found["train"] + found["dev"]) // 10, sizes[0])
+    assert ("no validation" in said) == (sizes[0] == 0)
+
+
+def test_a_validation_set_that_takes_everything(typed, model, lists, tmp_path):
+    words = ["--dev_lists", "60", "--out", tmp_path / "out", *fast()]
+    code, _, errors = typed("prefer", lists, "--model", model, *words)
+    assert (code, errors.count("\n")) == (2, 1)
+    assert "dev_lists = 60 leaves nothing of" in errors
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -1,5 +1,6 @@
 """Settings of `adpo train`: names, types, files, examples."""
 
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,56 @@ def test_the_command_line_wins_over_the_file(tmp_path):
     assert asked.trainer == {"learning_rate": 1e-5, "tau": 0.8, "max_steps": 7}
     assert asked.run.levels == [3, 4]
     assert asked.run.use_peft is True
+
+
+def test_beta_of_grpo_is_its_own():
+    assert resolve({"method": "grpo", "beta": 0.1, "temperature": 0.7}).trainer["beta"] == 0.1
+
+
+def test_every_name_of_trls_commands_is_a_setting_or_is_said_how_it_is_spelt_here():
+    from trl import ModelConfig, ScriptArguments
+    from trl.scripts.grpo import GRPOScriptArguments
+
+    from adpo.training import lists
+
+    theirs = {each.name for kind in (ModelConfig, ScriptArguments, GRPOScriptArguments) for each in fields(kind)}
+    assert {"model_name_or_path", "dataset_name", "load_in_4bit"} <= theirs
+    for name in sorted(theirs):
+        for settled in (resolve, lists.resolve):
+            with pytest.raises(ValueError, match=name) as error:
+                settled({name: object()})
+            assert not str(error.value).endswith(f"there is no setting '{name}'")
+            assert "did you mean" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "words"),
+    [
+        ({"beta": 0.1}, "DPO's beta is 1 / tau here: for beta 0.1, --tau 10"),
+        ({"ref_model": "x"}, "here it is --reference"),
+        ({"loss_type": "sigmoid"}, "here it is --target"),
+        ({"max_completion_length": 9}, "here it is --max_length"),
+    ],
+)
+def test_names_of_dpo(pairs, words):
+    from adpo.training import lists
+
+    with pytest.raises(ValueError, match=words):
+        lists.resolve(pairs)
+
+
+def test_a_key_that_is_given_twice(tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text("tau: 0.5\nmodel_init_kwargs:\n  dtype: float32\nmax_steps: 3\ntau: 0.8\n")
+    with pytest.raises(ValueError, match="tau is given twice, in lines 1 and 5: leave one of them out"):
+        read_yaml(file)
+    file.write_text("model_init_kwargs:\n  dtype: float32\n  dtype: bfloat16\n")
+    with pytest.raises(ValueError, match="dtype is given twice, in lines 2 and 3"):
+        read_yaml(file)
+    file.write_text("base: &base\n  a: 1\nother:\n  <<: *base\n  b: 2\n")
+    assert read_yaml(file) == {"base": {"a": 1}, "other": {"a": 1, "b": 2}}
+    with pytest.raises(ValueError, match="a is given twice"):
+        parse_pairs(["--model_init_kwargs", "{a: 1, a: 2}"])
 
 
 @pytest.mark.parametrize(
@@ -48,6 +99,19 @@ def test_the_command_line_wins_over_the_file(tmp_path):
         ({"data": "problems.jsonl"}, "the embedded model knows generated tasks only"),
         ({"seed": 3}, "chosen with --seed"),
         ({"conifg": "run.yaml"}, "did you mean config"),
+        ({"beta": 0.1}, "TRL's beta is a KL penalty, whose place the anchor takes: --tau"),
+        ({"model_name_or_path": "x"}, "no setting 'model_name_or_path': here it is --model"),
+        ({"dataset_name": "x"}, "here it is --data$"),
+        ({"dataset_config": "x"}, "here it is --data_config"),
+        ({"reward_funcs": "x"}, "here it is --reward file.py:function"),
+        ({"reward_model_path": "x"}, "a reward is a function here"),
+        ({"max_prompt_length": 1}, "prompts are never cut"),
+        ({"lora_task_type": "CAUSAL_LM"}, "it is always CAUSAL_LM"),
+        ({"load_in_4bit": True}, "in Python, give the trainer a model"),
+        ({"dtype": "bfloat16"}, "--model_init_kwargs '{dtype: ...}'"),
+        ({"torch_dtype": "bfloat16"}, "--model_init_kwargs '{dtype: ...}'"),
+        ({"attn_implementation": "sdpa"}, "--attention"),
+        ({"num_processes": 2}, "accelerate launch --num_processes"),
         ({"epsilon": 0.2}, "epsilon shapes a loss that method adpo does not use"),
         ({"method": "grpo", "tau": 0.5}, "tau is an argument of method adpo; method grpo does not know it"),
         ({"eval_problems": 0}, "eval_problems must be at least 1"),

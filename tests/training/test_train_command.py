@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import re
 import shutil
 import signal
 import subprocess
@@ -125,7 +126,7 @@ def test_a_run_ends_with_figures_answers_checkpoint_and_summary(train, model):
     assert undocumented(out) == set()
     found = metrics(out)
     assert [m["step"] for m in found if "adpo/tau" in m] == [1, 2, 3, 4]
-    assert [m["step"] for m in found if "dev/accuracy" in m] == [2, 4]
+    assert [m["step"] for m in found if "validation/accuracy" in m] == [2, 4]
     assert all(math.isfinite(m["outcomes/wrong"]) for m in found if "reward" in m)
     assert list((out / "runs").rglob("events.*"))  # TensorBoard
     shown = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
@@ -196,10 +197,10 @@ def test_a_run_that_ends_while_its_folder_is_opened_can_be_resumed(train, tmp_pa
 
 def test_a_run_begins_with_the_weights_of_another(train, digits, model, tmp_path):
     first, _ = train("--learning_rate", "1e-2", *KEEP, *digits, out=tmp_path / "first")
-    before = json.loads((first / "summary.json").read_text())["accuracy_after"]
+    before = json.loads((first / "summary.json").read_text())["reward_after"]
     words = ["--start", str(first / "best"), "--learning_rate", "0", *digits]
     second, _ = train(*words, out=tmp_path / "second")
-    assert json.loads((second / "summary.json").read_text())["accuracy_before"] == before
+    assert json.loads((second / "summary.json").read_text())["reward_before"] == before
     kept, begun = (load_file(folder / "best" / "model.safetensors") for folder in (second, first))
     assert all(torch.equal(kept[name], begun[name]) for name in begun)
     assert moved(begun, model)
@@ -253,7 +254,7 @@ def test_gsm8k_style_data_and_the_verifier(train, tmp_path):
         rows = [{"question": f"what is {n} plus 1", "answer": f"one more: {n + 1}\n#### {n + 1}"} for n in numbers]
         file.write_text("\n".join(map(json.dumps, rows)))
     out, said = train("--data", train_file, "--eval_data", test_file, "--dev_problems", "4")
-    assert "16 problems to train on, 4 to watch, 10 held out" in " ".join(said.split())
+    assert "16 training, 4 validation, 10 test problems" in " ".join(said.split())
     logs = [m for m in metrics(out) if "outcomes/correct" in m]
     kinds = ("correct", "wrong", "unparsable", "timed_out")
     assert all(sum(m[f"outcomes/{kind}"] for kind in kinds) == pytest.approx(1) for m in logs)
@@ -272,13 +273,56 @@ def test_a_reward_function_of_ones_own(train, tmp_path):
     assert summary["samples"][0]["problem"].startswith("say ")
 
 
+GRADED = """
+def graded(completions, **_):
+    return [10.0 + len(text) / 7 for text in completions]
+
+def even(completions, **_):
+    return [float(len(set(text)) % 2) for text in completions]
+"""
+
+
+def test_a_graded_reward_is_a_reward_everywhere(train, typed, model, tmp_path):
+    """Not a percentage, and no pass@k: on the way, at the end, on disk, and in adpo eval."""
+    file = tmp_path / "rewards.py"
+    file.write_text(GRADED)
+    out, said = train("--reward", f"{file}:graded")
+    assert "mean reward, most likely answer" in said
+    assert "mean reward, sampled answers" in said
+    assert re.search(r"step 2: .*validation 10\n|step 2: .*validation 11\n", said)
+    assert not re.search("accuracy|points|%", said)
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["measure"] == "mean reward"
+    assert not [name for name in summary if "accuracy" in name]
+    assert summary["reward_before"]["value"] > 10
+    found = metrics(out)
+    assert [m["step"] for m in found if m.get("validation/reward", 0) > 10] == [2, 4]
+    assert not any("validation/accuracy" in m for m in found)
+    figures = tmp_path / "figures.json"
+    words = ["--reward", f"{file}:graded", "--samples", "4", "--max-new-tokens", "4", "--out", figures]
+    code, said, errors = typed("eval", out, "--before", model, *words)
+    assert code == 0, errors
+    assert "mean reward, most likely answer" in said
+    assert not re.search("accuracy|points|%|pass@", said)
+    assert json.loads(figures.read_text())["measure"] == "mean reward"
+
+
+def test_a_reward_of_nothing_but_0_and_1_is_an_accuracy(train, tmp_path):
+    file = tmp_path / "rewards.py"
+    file.write_text(GRADED)
+    out, said = train("--reward", f"{file}:even")
+    assert "accuracy, most likely answer" in said
+    assert json.loads((out / "summary.json").read_text())["measure"] == "accuracy"
+    assert any("validation/reward" in m for m in metrics(out))
+
+
 def test_the_best_model_is_kept_where_all_rewards_are_negative(train, tmp_path):
     rewards = tmp_path / "rewards.py"
     rewards.write_text(
         "def distance(completions, **_):\n    return [-5.0 - abs(3 - len(t)) for t in completions]\n"
     )
     out, _ = train("--reward", f"{rewards}:distance")
-    assert json.loads((out / "best" / "accuracy.json").read_text())["accuracy"] <= -5
+    assert json.loads((out / "best" / "validation.json").read_text())["value"] <= -5
     assert not (out / "model").exists()
 
 
@@ -302,7 +346,10 @@ def test_rewards_are_called_as_trl_calls_them(train, typed, model, tmp_path):
     out, _ = train("--reward", f"{file}:patient")
     assert all(m["patience"] == 1 for m in metrics(out) if "reward" in m)
     for name, complaint in (
-        ("broken", "reward function broken failed on held-out problems with KeyError: 'colour'"),
+        (
+            "broken",
+            "reward function broken failed on test or validation problems with KeyError: 'colour'",
+        ),
         ("short", "reward function short gave 1 rewards for 20 completions"),
     ):
         words = ["train", "--model", model, "--out", tmp_path / name, *fast("--reward", f"{file}:{name}")]
@@ -320,7 +367,7 @@ def test_eval_of_any_model_on_any_data(typed, model, tmp_path):
         words = ["eval", model, "--data", file, "--samples", "2", "--max-new-tokens", "3", "--seed", seed]
         code, said, errors = typed(*words, "--eval_problems", "5", "--out", out)
         assert code == 0, errors
-        assert "5 held-out problems" in said
+        assert "5 test problems" in said
         found[seed] = json.loads(out.read_text())["answers"]["after"]
     assert found[1]["greedy"] == found[2]["greedy"]
     assert found[1]["sampled"] != found[2]["sampled"]
@@ -350,14 +397,112 @@ def test_an_interrupted_run_goes_on_where_it_stopped(train, digits, typed, model
     code, _, errors = typed(*words, "--resume")
     assert code == 0, errors
     first, second = (json.loads((folder / "summary.json").read_text()) for folder in (whole, out))
-    for name in ("accuracy_before", "accuracy_after", "steps"):
+    for name in ("reward_before", "reward_after", "steps"):
         assert second[name] == first[name]
     ended, expected = (load_file(folder / "checkpoint-4" / "model.safetensors") for folder in (out, whole))
     assert all(torch.equal(ended[name], expected[name]) for name in expected)
     assert moved(expected, model)
     code, _, errors = typed(*words, "--resume", "--tau", "0.5")
     assert code == 2
-    assert "a run with other settings" in errors
+    assert "a run with other settings (tau: 1.0, not 0.5)" in errors
+
+
+def test_the_same_command_again_with_resume(typed, model, tmp_path):
+    """What equals the run's settings is accepted, also what is so by default; a difference has both values."""
+    out = tmp_path / "out"
+    words = ["train", "--model", model, "--out", out, *fast("--seed", "3")]
+    code, _, errors = typed(*words)
+    assert code == 0, errors
+    for more in ([], ["--num_iterations", "1"], ["--tau", "1", "--adam_beta1", "0.9", "--lora_r", "16"]):
+        code, said, errors = typed(*words, "--resume", *more)
+        assert (code, errors) == (0, "")
+        assert "going on from" in said
+    kept = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    for more, difference in (
+        (["--num_iterations", "2"], "num_iterations: 1, not 2"),
+        (["--adam_beta1", "0.8"], "adam_beta1: 0.9, not 0.8"),
+        (["--lora_r", "4"], "lora_r: 16, not 4"),
+        (["--method", "grpo"], "method: 'adpo', not 'grpo'"),
+        (["--anchor_every", "7"], "anchor_every: 50, not 7"),
+    ):
+        code, _, errors = typed(*words, "--resume", *more)
+        assert (code, errors.count("\n")) == (2, 1)
+        assert f"{out} holds a run with other settings ({difference}): resume it as it was" in errors
+    seeds = ["4" if word == "3" else word for word in words]
+    code, _, errors = typed(*seeds, "--resume")
+    assert (code, "(seed: 3, not 4)" in errors) == (2, True)
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == kept
+
+
+def test_eval_of_a_run_with_another_seed(train, typed):
+    out, _ = train("--seed", "3")
+    code, said, errors = typed("eval", out, "--seed", "5", "--samples", "2", "--max-new-tokens", "3")
+    assert code == 0, errors
+    assert "20 test problems" in said
+
+
+FAILED_STARTS = {
+    "reward": ["--reward", "rewards.py:broken"],
+    "trainer": ["--use_peft", "--lora_target_modules", "[nothing]"],
+    "settings only the trainer can judge": ["--use_peft", "--anchor", "ema", "--lora_dropout", "7"],
+}
+
+
+@pytest.mark.parametrize("name", FAILED_STARTS)
+def test_a_start_that_fails_does_not_block_the_next_try(typed, model, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rewards.py").write_text(REWARDS)
+    out = tmp_path / "new" / "out"
+    words = ["train", "--model", model, "--out", out]
+    code, _, errors = typed(*words, *fast(*FAILED_STARTS[name]))
+    assert (code, errors.count("\n")) == (2, 1), errors
+    assert not out.exists()
+    out.mkdir(parents=True, exist_ok=True)
+    code, _, errors = typed(*words, *fast(*FAILED_STARTS[name]))  # a folder that was there stays, empty
+    assert code == 2
+    assert list(out.iterdir()) == []
+    code, _, errors = typed(*words, *fast())
+    assert code == 0, errors
+
+
+def test_a_first_step_that_fails_does_not_block_the_next_try(typed, model, tmp_path, monkeypatch):
+    """Such as one that is out of memory."""
+    from adpo.integrations.trl import ADPOTrainer
+
+    out = tmp_path / "out"
+    words = ["train", "--model", model, "--out", out, *fast()]
+
+    def too_large(*_, **__):
+        raise torch.OutOfMemoryError("no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ADPOTrainer, "training_step", too_large)
+        patch.setattr(sys, "argv", ["adpo", *map(str, words)])
+        with pytest.raises(torch.OutOfMemoryError):
+            cli.main()
+    assert not out.exists()
+    code, _, errors = typed(*words)
+    assert code == 0, errors
+
+
+def test_a_start_that_was_killed_begins_again_with_other_settings(typed, model, tmp_path):
+    """Killed before its first step, say by a system without memory."""
+    out = tmp_path / "out"
+    words = ["train", "--model", model, "--out", out, *fast()]
+    code, _, errors = typed(*words, "--seed", "1")
+    assert code == 0, errors
+    for path in out.iterdir():
+        if path.name not in ("settings.json", "origin.json", "before.json"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    before = (out / "before.json").read_bytes()
+    code, _, errors = typed(*words, "--seed", "2")
+    assert (code, errors.count("\n")) == (2, 1)
+    assert "holds a run that made no step: add --resume" in errors
+    smaller = [*fast("--per_device_train_batch_size", "8"), "--seed", "2", "--resume"]
+    code, _, errors = typed("train", "--model", model, "--out", out, *smaller)
+    assert code == 0, errors
+    assert json.loads((out / "settings.json").read_text())["per_device_train_batch_size"] == 8
+    assert (out / "before.json").read_bytes() != before  # other samples: it was measured again
 
 
 @pytest.mark.parametrize(
@@ -426,25 +571,42 @@ def test_examples_are_valid_without_the_weights(typed, example, tmp_path, monkey
     assert not list(tmp_path.iterdir())
 
 
-def test_eval_compares_two_models_on_the_problems_of_the_run(train, digits, typed, model, tmp_path):
+def test_eval_compares_two_models_on_the_problems_of_the_run(train, typed, model, tmp_path, monkeypatch):
+    rewards = tmp_path / "rewards.py"
+    rewards.write_text(
+        "def digits(completions, **_):\n"
+        "    return [float(sum(map(str.isdigit, text)) > 1) for text in completions]\n"
+    )
+    digits = ["--reward", f"{rewards}:digits"]  # 0 or 1: an accuracy, with pass@k
     out, _ = train(*digits, *KEEP, "--learning_rate", "3e-2")
     file = tmp_path / "figures.json"
     code, said, errors = typed(
         *("eval", out, "--before", model, *digits, "--samples", "4", "--max-new-tokens", "4", "--out", file)
     )
     assert code == 0, errors
-    assert "20 held-out problems" in said
+    assert "20 test problems" in said
     for words in ("most likely answer", "sampled answers", "pass@2", "pass@4", "gain"):
         assert words in said
     figures = json.loads(file.read_text())["figures"]
     summary = json.loads((out / "summary.json").read_text())
-    assert summary["accuracy_before"]["value"] != summary["accuracy_after"]["value"]
-    assert figures["accuracy, most likely answer"]["before"] == pytest.approx(summary["accuracy_before"])
-    assert figures["accuracy, most likely answer"]["after"] == pytest.approx(summary["accuracy_after"])
-    for place in (tmp_path / "nowhere", "nowhere", "./nowhere"):
+    assert summary["reward_before"]["value"] != summary["reward_after"]["value"]
+    assert figures["accuracy, most likely answer"]["before"] == pytest.approx(summary["reward_before"])
+    assert figures["accuracy, most likely answer"]["after"] == pytest.approx(summary["reward_after"])
+    code, _, errors = typed("eval", tmp_path)
+    assert (code, f"{tmp_path} holds no model: expected config.json" in errors) == (2, True)
+    monkeypatch.chdir(out.parent)
+    (out.parent / "runs").mkdir()
+    for place in (tmp_path / "nowhere", "nowhere", "./nowhere", "runs/nowhere", "out/best/nowhere"):
         code, _, errors = typed("eval", place)
-        assert code == 2
-        assert "holds no model" in errors
+        assert (code, errors.count("\n")) == (2, 1)
+        assert "there is no folder" in errors
+        assert not re.search("hub|connect|offline", errors)
+    for command in (["eval", "owner/nowhere"], ["train", "--model", "owner/nowhere", "--out", tmp_path / "x"]):
+        code, _, errors = typed(*command)
+        assert (code, errors.count("\n")) == (2, 1)
+        assert "there is no such folder here, and looked up as a name on the hub: " in errors
+    code, _, errors = typed("train", "--model", "runs/nowhere", "--out", tmp_path / "x")
+    assert errors == "adpo: model 'runs/nowhere' cannot be loaded: there is no such folder\n"
 
 
 def test_eval_does_not_run_code_that_a_folder_names(typed, model, tmp_path):
@@ -520,11 +682,11 @@ def test_two_processes_train_and_examine_together(model, digits, tmp_path):
     words = ["train", "--model", str(model), "--out", str(out), *given]
     result = subprocess.run([*launcher, *words], capture_output=True, text=True, timeout=300, check=False)
     assert result.returncode == 0, result.stderr[-2000:]
-    assert result.stdout.count("held out; results in") == 1
+    assert result.stdout.count("test problems; results in") == 1
     summary = json.loads((out / "summary.json").read_text())
     assert summary["steps"] == 4
     assert len(json.loads((out / "before.json").read_text())[0]["texts"]) == 20
-    assert [m["step"] for m in metrics(out) if "dev/accuracy" in m] == [2, 4]
+    assert [m["step"] for m in metrics(out) if "validation/reward" in m] == [2, 4]
     assert learnt(out)
 
 

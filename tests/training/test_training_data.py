@@ -1,6 +1,7 @@
 """What a run trains on: three sets without a problem in common, from files, folders and generators."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -106,6 +107,10 @@ def test_rows_of_ones_own(tmp_path):
         RunSettings(model="x", data=write(tmp_path / "some.jsonl", rows), reward="r.py:f"), make_tokenizer(), 0
     )
     assert all({row["more"], row["other"]} == {None, int(row["prompt"][4:])} for row in (*some.train, *some.test))
+    with pytest.raises(
+        ValueError, match="line 1: a file of prompts needs a reward function of your own: --reward"
+    ):
+        prepare(RunSettings(model="x", data=file), make_tokenizer(), 0)
     few = write(tmp_path / "few.jsonl", [{"prompt": "one"}])
     with pytest.raises(ValueError, match="too small to hold rows out of it"):
         prepare(RunSettings(model="x", data=few, reward="r.py:f"), make_tokenizer(), 0)
@@ -122,3 +127,50 @@ def test_prompts_without_room_are_left_out_with_a_line(caplog):
     tokenizer.chat_template = CHAT
     chat = [{"prompt": [{"role": "user", "content": "1" * n}]} for n in (5, 90)]
     assert that_fit(chat, tokenizer, 50, 10, {}) == chat[:1]
+
+
+@pytest.mark.parametrize("kind", ["problems", "prompts"])
+@pytest.mark.parametrize(
+    ("rows", "given", "expected"),
+    [
+        (300, {}, 0.1),  # a tenth of what is trained on
+        (300, {"dev_problems": 0}, 0),
+        (300, {"dev_problems": 40}, 40),
+        (300, {"eval_every": 0}, 0),
+        (4000, {}, 200),
+        (300, {"train_problems": 100}, "what is left over"),
+    ],
+)
+def test_validation_takes_a_small_share(tmp_path, kind, rows, given, expected):
+    made = math_rows(range(rows)) if kind == "problems" else [{"prompt": f"say {n}"} for n in range(rows)]
+    reward = {} if kind == "problems" else {"reward": "r.py:f"}
+    file = write(tmp_path / "all.jsonl", made)
+    found = prepare(RunSettings(model="x", data=file, **given, **reward), make_tokenizer(), 0)
+    assert_apart(found)
+    of_training = rows - len(found.test)
+    assert abs(len(found.test) - rows // 10) < rows // 20 or rows > 1000  # 500 at most are used
+    if expected == "what is left over":
+        assert (len(found.train), len(found.dev)) == (100, min(200, of_training - 100))
+    elif isinstance(expected, float):
+        assert len(found.dev) == of_training // 10
+        assert len(found.train) == of_training - len(found.dev)
+    else:
+        assert len(found.dev) == expected
+
+
+@pytest.mark.parametrize("kind", ["problems", "prompts"])
+def test_with_test_data_of_its_own_nothing_is_taken_away(tmp_path, kind):
+    made = (
+        (lambda numbers: math_rows(numbers))
+        if kind == "problems"
+        else (lambda numbers: [{"prompt": f"say {n}"} for n in numbers])
+    )
+    reward = {} if kind == "problems" else {"reward": "r.py:f"}
+    train, test = write(tmp_path / "a.jsonl", made(range(50))), write(tmp_path / "b.jsonl", made(range(50, 60)))
+    run = RunSettings(model="x", data=train, eval_data=test, **reward)
+    found = prepare(run, make_tokenizer(), 0)
+    assert [len(part) for part in (found.train, found.dev, found.test)] == [50, 0, 10]
+    found = prepare(replace(run, dev_problems=5), make_tokenizer(), 0)
+    assert [len(part) for part in (found.train, found.dev, found.test)] == [45, 5, 10]
+    with pytest.raises(ValueError, match="dev_problems = 50 leaves nothing of 50 problems to train on"):
+        prepare(replace(run, dev_problems=50), make_tokenizer(), 0)

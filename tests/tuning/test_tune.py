@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from adpo.cli import app
 from adpo.lm.embedded import WarmUp, make_model, make_tokenizer
 from adpo.training.keys import read_yaml
-from adpo.tuning import summary
+from adpo.tuning import command, population, summary, trials
 from adpo.tuning.population import Plan, raised
 from adpo.tuning.spaces import Range, parsed, space
 from adpo.tuning.study import Order, tuned
@@ -44,9 +44,9 @@ accuracy = math.exp(-math.log(tau) ** 2)
 (out / "best" / "model.safetensors").write_text("weights")
 for step in (1, 2):
     with (out / "metrics.jsonl").open("a") as lines:
-        lines.write(json.dumps({"step": step, "dev/accuracy": accuracy * step / 2}) + "\\n" + "half a li")
+        lines.write(json.dumps({"step": step, "validation/accuracy": accuracy * step / 2}) + "\\n" + "half a li")
     time.sleep(30 if given["--kind"] == "slow" and step == 1 else 0)
-(out / "best" / "accuracy.json").write_text(json.dumps({"accuracy": accuracy, "step": 2}))
+(out / "best" / "validation.json").write_text(json.dumps({"value": accuracy, "step": 2}))
 """
 
 
@@ -111,8 +111,39 @@ def test_a_study_finds_what_is_best(tmp_path, stand_in):
     assert "pruned" in {trial["state"] for trial in found["trials"]}  # what is far behind is given up
     kept = list((tmp_path / "out").glob("*/best/model.safetensors"))
     assert len(kept) == 1  # of the best alone
-    assert json.loads((kept[0].parent / "accuracy.json").read_text())["accuracy"] == best["score"]
+    assert json.loads((kept[0].parent / "validation.json").read_text())["value"] == best["score"]
     assert not list((tmp_path / "out").glob("*/checkpoint-*"))
+
+
+def test_a_reward_is_shown_in_its_own_unit_and_may_be_negative():
+    trials_of = [
+        {"values": {"tau": tau}, "score": score, "state": "complete" if score is not None else "failed"}
+        for tau, score in ((1.0, -12.5), (2.0, None), (3.0, -40.0))
+    ]
+    found = {"job": "train", "measure": trials.REWARD, "trials": trials_of, "importance": {}}
+    found["space"] = {"tau": {"low": 0.1, "high": 10.0, "log": True}}
+    found["confirmed"] = [
+        {"values": {}, "scores": [-20.0, -22.0]},
+        {"values": {"tau": 1.0}, "scores": [-12.0, -13.0]},
+    ]
+    text = "\n".join(str(part) for part in command._tables(found)) + summary.config(found, {})
+    assert "%" not in text
+    assert "the best -12.5" in text
+    assert "mean reward on the validation set" in text
+    assert [row[1] for row in summary.every(found).rows] == ["-12.5", "-40", ""]  # what failed comes last
+    assert str(Outcome(-12.5, measure=trials.REWARD)) == "-12.5"
+    assert str(Outcome(0.125)) == "12.5%"
+    order = sorted([{"score": None}, {"score": -40.0}, {"score": 0.0}], key=population._score)
+    assert [run["score"] for run in order] == [None, -40.0, 0.0]
+
+
+@pytest.mark.parametrize("words", [["--eval_data", "b.jsonl"], ["--dev_problems", "0"], ["--eval_every", "0"]])
+def test_without_a_validation_set_there_is_nothing_to_choose_by(tmp_path, stand_in, words):
+    done = CliRunner().invoke(app, ["tune", "train", "--out", str(tmp_path / "out"), *words])
+    assert isinstance(done.exception, ValueError)
+    assert "trials are compared by the validation set, and there is none: set dev_problems" in str(done.exception)
+    assert not stand_in
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_study_goes_on_as_if_it_had_not_been_interrupted(tmp_path, stand_in, monkeypatch):

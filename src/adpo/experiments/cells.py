@@ -45,6 +45,19 @@ class Cell:
     weight: float = 1.0  # its share of the job's work, for the progress bar and the order
 
 
+LAST_SEED = 999
+"""Seeds of reported runs end here; those after it chose the settings."""
+
+
+def seeds_from(first: int, count: int) -> range:
+    """The seeds of reported runs; none of them may have chosen the settings."""
+    if first + count > LAST_SEED + 1:
+        raise ValueError(
+            f"--first-seed {first} with {count} seeds goes beyond {LAST_SEED}: settings were chosen by later seeds"
+        )
+    return range(first, first + count)
+
+
 def fingerprint(description: dict[str, Any]) -> str:
     """What jobs of the same description have in common."""
     return hashlib.sha256(json.dumps(description).encode()).hexdigest()[:16]

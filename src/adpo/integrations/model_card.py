@@ -167,7 +167,7 @@ def _settings(trainer: Any, facts: CardFacts, method: str) -> dict[str, str]:
 
 def _table(rows: Sequence[Sequence[str]]) -> str:
     """The first row is the head."""
-    cells = [[" ".join(cell.split()).replace("|", r"\|") for cell in row] for row in rows]
+    cells = [[" ".join(cell.replace(r"\[", "[").split()).replace("|", r"\|") for cell in row] for row in rows]
     cells.insert(1, ["---"] * len(cells[0]))
     return "\n".join(f"| {' | '.join(row)} |" for row in cells)
 

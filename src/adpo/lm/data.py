@@ -108,6 +108,11 @@ def _problem(row: dict[str, Any], place: str) -> Problem:
             if level is None:
                 raise ValueError(f'{place}: level must be a number or "Level 3"; got {row["level"]!r}')
             return Problem(task, int(level[1]) if level[1] != "?" else 0, text, text, answer)
+    if "prompt" in row:
+        raise ValueError(
+            f"{place}: a file of prompts needs a reward function of your own: --reward file.py:function (without "
+            "one, rows are problems with their answers, such as question and answer)"
+        )
     known = ", or ".join(" and ".join(names) for names in sorted(_READERS, key=len))
     raise ValueError(f"{place}: expected {known}; got {sorted(row)}")
 

@@ -1,4 +1,8 @@
-"""How good a model is: its answers to held-out problems, accuracy, pass@k, and intervals for them."""
+"""How good a model is: its answers to problems, accuracy, mean reward, pass@k, and intervals for them.
+
+Shares (accuracy, pass@k, pairs in order) have an interval inside [0, 1]; a reward has no bounds, and neither has
+its interval.
+"""
 
 from __future__ import annotations
 
@@ -48,28 +52,38 @@ class Scored:
     def means(self) -> list[float]:
         return [sum(row) / len(row) for row in self.scores]
 
+    @property
+    def right_or_wrong(self) -> bool:
+        """Whether every score is 0 or 1, so that their mean is a share of right answers."""
+        return all(score in (0.0, 1.0) for row in self.scores for score in row)
+
     def accuracy(self) -> Estimate:
-        """Mean over problems: Wilson's interval for one answer each that is right or wrong, else a normal one."""
-        means = self.means
-        if all(mean in (0.0, 1.0) for mean in means) and all(len(row) == 1 for row in self.scores):
-            return wilson(sum(means), len(means))
-        return normal(means)
+        """Share of right answers, mean over problems; scores must be 0 or 1."""
+        if not self.right_or_wrong:
+            raise ValueError("accuracy needs scores of 0 and 1; a graded reward has a mean")
+        return share(self.means)
+
+    def mean_reward(self) -> Estimate:
+        """Mean over problems, in the reward's own unit."""
+        return normal(self.means)
 
     def pass_at(self, k: int) -> Estimate:
         """Probability that at least one of k answers is right, without bias from the n that were drawn."""
+        if not self.right_or_wrong:
+            raise ValueError("pass@k needs scores of 0 and 1; a graded reward has a mean")
         values = []
         for row in self.scores:
             n, c = len(row), sum(score >= 1 for score in row)
             if not 1 <= k <= n:
                 raise ValueError(f"pass@{k} needs at least {k} answers a problem; there are {n}")
             values.append(1 - math.comb(n - c, k) / math.comb(n, k))
-        return normal(values)
+        return share(values)
 
 
 _Z = NormalDist().inv_cdf(0.975)
 
 
-def wilson(right: float, total: int) -> Estimate:
+def wilson(right: float, total: float) -> Estimate:
     """Wilson's interval for a share of independent trials.
 
     >>> print(wilson(8, 10))
@@ -80,26 +94,57 @@ def wilson(right: float, total: int) -> Estimate:
     p, z2 = right / total, _Z**2
     middle = (p + z2 / (2 * total)) / (1 + z2 / total)
     half = _Z / (1 + z2 / total) * math.sqrt(p * (1 - p) / total + z2 / (4 * total**2))
-    return Estimate(p, max(0.0, middle - half), min(1.0, middle + half))
+    return Estimate(p, min(p, max(0.0, middle - half)), max(p, min(1.0, middle + half)))
 
 
-def normal(values: Sequence[float]) -> Estimate:
-    """The mean with a normal interval.
+def share(values: Sequence[float]) -> Estimate:
+    """The mean of values in [0, 1], with an interval inside [0, 1].
 
-    >>> normal([0.0, 1.0, 1.0, 0.0]).high.__round__(3)
-    1.066
+    Wilson's interval for as many right-or-wrong trials as would know the mean as well: n p (1 - p) / variance of
+    them. Of values that are 0 or 1 that is n. Where all values are equal nothing is known of their spread, and n
+    is taken.
+
+    >>> print(share([1.0, 1.0, 0.75, 1.0]))
+    93.8 % [74.7, 98.7]
     """
     if not values:
         raise ValueError("an accuracy needs at least one problem")
+    if not all(-1e-9 <= value <= 1 + 1e-9 for value in values):
+        raise ValueError(f"a share lies between 0 and 1; got values from {min(values):g} to {max(values):g}")
+    n = len(values)
+    p = min(1.0, max(0.0, sum(values) / n))
+    variance = sum((value - p) ** 2 for value in values) / n
+    trials = n * max(1.0, p * (1 - p) / variance) if variance > 1e-12 else n
+    return wilson(p * trials, trials)._replace(value=p)
+
+
+def normal(values: Sequence[float]) -> Estimate:
+    """The mean of values without bounds, such as rewards, with a normal interval.
+
+    >>> normal([0.5, -1.0, 2.0, 0.5]).high.__round__(3)
+    1.7
+    """
+    if not values:
+        raise ValueError("a mean needs at least one problem")
     mean = sum(values) / len(values)
     spread = math.sqrt(sum((v - mean) ** 2 for v in values) / max(1, len(values) - 1))
     half = _Z * spread / math.sqrt(len(values))
     return Estimate(mean, mean - half, mean + half)
 
 
+def difference(values: Sequence[float]) -> Estimate:
+    """The mean of differences of shares, each in [-1, 1]: a normal interval, cut where no difference can be.
+
+    Cutting leaves out no value that the difference could have, so the interval covers it as often as before.
+    """
+    found = normal(values)
+    return found._replace(low=max(-1.0, found.low), high=min(1.0, found.high))
+
+
 def gain(before: Scored, after: Scored) -> Estimate:
     """How much better on the same problems: paired, so that what is hard for both cancels."""
-    return normal([b - a for a, b in zip(before.means, after.means, strict=True)])
+    differences = [b - a for a, b in zip(before.means, after.means, strict=True)]
+    return (difference if before.right_or_wrong and after.right_or_wrong else normal)(differences)
 
 
 def answers(

@@ -70,10 +70,16 @@ def check(row: Mapping[str, Any], place: str) -> Preferences | BadRow:
     try:
         if "chosen" in given or "rejected" in given:
             prompt, completions = _pair(given)
+            if completions[0] == completions[1]:
+                _refuse("rejected", "another completion than chosen", "the same")
             return Preferences(prompt, completions, [1.0, 0.0], place)
         prompt = _prompt(given, sorted(map(str, row)))
         completions = _completions(given, prompt)
-        return Preferences(prompt, completions, _rewards(given, len(completions)), place)
+        rewards = _rewards(given, len(completions))
+        if all(completion == completions[0] for completion in completions) and len(set(rewards)) > 1:
+            name = "rewards" if "rewards" in given else "ranks"
+            _refuse(name, "equal ones, as all completions are the same", "different ones")
+        return Preferences(prompt, completions, rewards, place)
     except _Refused as refused:
         return BadRow(place, refused.where, refused.reason)
 

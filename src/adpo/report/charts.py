@@ -11,7 +11,7 @@ from adpo.experiments.statistics import interval
 from adpo.files import read_lines
 from adpo.report.parts import Chart, Frame, Series, Surface
 
-LOOK = "dev/accuracy"
+LOOKS = {"validation/accuracy": "accuracy", "validation/reward": "mean reward"}
 Results = dict[str, Any]
 Runs = list[dict[str, Any]]
 
@@ -27,13 +27,18 @@ def surfaces_of(experiment: str, results: Results) -> list[Surface]:
 
 
 def of_trials(folder: Path) -> list[Chart]:
-    """How the trials of a study went: a line for each that has looked at watched problems."""
-    lines = []
-    for path in sorted(folder.glob("*/metrics.jsonl")):
-        looks = [(row["step"], float(row[LOOK])) for row in read_lines(path) if LOOK in row]
-        if looks:
-            lines.append(Series(path.parent.name, [step for step, _ in looks], [value for _, value in looks]))
-    return [Chart("accuracy on watched problems, by trial", "step", "accuracy", lines)] if lines else []
+    """How the trials of a study went: a line for each that has been evaluated on the validation set."""
+    made = []
+    logs = {path.parent.name: read_lines(path) for path in sorted(folder.glob("*/metrics.jsonl"))}
+    for name, title in LOOKS.items():
+        lines = []
+        for trial, rows in logs.items():
+            found = [(row["step"], float(row[name])) for row in rows if name in row]
+            if found:
+                lines.append(Series(trial, [step for step, _ in found], [value for _, value in found]))
+        if lines:
+            made.append(Chart(f"{title} on the validation set, by trial", "step", title, lines))
+    return made
 
 
 def _bowls(results: dict[str, Any]) -> Surface:

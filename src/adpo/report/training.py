@@ -13,7 +13,8 @@ METRICS, SETTINGS, SUMMARY, SAMPLES = "metrics.jsonl", "settings.json", "summary
 ORIGIN = "origin.json"
 CHARTS = {
     "reward": ("reward", "rewards/correct/mean"),
-    "accuracy on problems that are watched": ("dev/accuracy",),
+    "accuracy on the validation set": ("validation/accuracy",),
+    "mean reward on the validation set": ("validation/reward",),
     "share of pairs in order": ("adpo/accuracy", "eval_adpo/accuracy"),
     "temperature tau": ("adpo/tau",),
     "KL to the anchor, nats": ("adpo/anchor_kl", "adpo/start_kl"),
@@ -62,7 +63,7 @@ def section(folder: Path) -> Section:
     if summary.get("samples"):
         columns = ("problem", "before", "after", "answer")
         rows = [[str(each.get(name, "")) for name in columns] for each in summary["samples"]]
-        made.tables.append(Lines("held-out problems, most likely answers", columns, rows))
+        made.tables.append(Lines("test problems, most likely answers", columns, rows))
     if not logs:
         made.notes.append("nothing has been logged yet")
     return made
@@ -75,12 +76,16 @@ def _series(name: str, logs: list[dict[str, Any]]) -> Series:
 
 def _figures(summary: dict[str, Any], logs: list[dict[str, Any]]) -> dict[str, str]:
     found = {}
-    for name, title in (("accuracy", "most likely answers"), ("sampled", "sampled answers")):
+    measure = summary.get("measure", "accuracy")
+    form = ".1%" if measure == "accuracy" else ".4g"
+    first = "reward" if "reward_before" in summary else "accuracy"
+    for name, title in ((first, "most likely answers"), ("sampled", "sampled answers")):
         before, after, gain = (summary.get(f"{name}_{when}") for when in ("before", "after", "gain"))
         if before and after and gain:
-            found[f"{title}, before"] = f"{before['value']:.1%}"
-            found[f"{title}, after"] = f"{after['value']:.1%}"
-            found[f"{title}, gain"] = f"{gain['value']:+.1%} [{gain['low']:+.1%}, {gain['high']:+.1%}]"
+            found[f"{measure}, {title}, before"] = format(before["value"], form)
+            found[f"{measure}, {title}, after"] = format(after["value"], form)
+            value, low, high = (format(gain[part], f"+{form}") for part in ("value", "low", "high"))
+            found[f"{measure}, {title}, gain"] = f"{value} [{low}, {high}]"
     steps = summary.get("steps") or max((row.get("step", 0) for row in logs), default=0)
     return {**found, "steps": str(steps)}
 

@@ -18,12 +18,20 @@ from adpo.lm.context import context_length
 from adpo.lm.evaluate import Estimate, Scored, gain
 from adpo.lm.rewards import Correct
 from adpo.training import data, memory, run
-from adpo.training.display import Display, make_console, percent, points, summary_tables
-from adpo.training.exam import Exam
-from adpo.training.folder import Ordered, how_to_go_on, known_settings
+from adpo.training.display import ACCURACY, Display, make_console, shown, shown_gain, summary_tables
+from adpo.training.exam import Exam, estimate, measure_of
+from adpo.training.folder import (
+    Ordered,
+    as_it_was,
+    has_begun,
+    how_to_go_on,
+    known_settings,
+    other_settings,
+    without_failed_starts,
+)
 from adpo.training.interrupt import StoppedError
 from adpo.training.keys import parse_pairs, read_yaml
-from adpo.training.models import load_model, lora_config, own_reward, processes, quiet
+from adpo.training.models import load_model, lora_config, meant_as_folder, own_reward, processes, quiet
 from adpo.training.settings import Asked, RunSettings, resolve
 
 
@@ -38,20 +46,22 @@ def train(
     started: float,
 ) -> None:
     """Settings, then a dry run or a real one."""
-    known = known_settings(out) if resume and out else {}
-    seed = known.pop("seed", 0) if seed is None else seed
-    given = {**(read_yaml(config) if config else {}), **parse_pairs(words)}
-    asked = resolve({**known, **given}, method)
-    main = processes(asked.trainer.get("use_cpu")).is_main_process
-    display = Display(make_console(quiet=not main))
     if resume and out is None:
         raise ValueError("--resume needs the --out of the run to go on with")
+    known = known_settings(out) if resume and out else {}
+    of_run = known.pop("seed", 0)
+    seed = of_run if seed is None else seed
+    given = {**(read_yaml(config) if config else {}), **parse_pairs(words)}
+    asked = resolve(given, method) if not (out and known) else _resumed(out, known, given, method)
+    main = processes(asked.trainer.get("use_cpu")).is_main_process
+    display = Display(make_console(quiet=not main))
     (folder,) = broadcast_object_list([out or Path("runs") / time.strftime("train-%Y%m%d-%H%M%S")])
     if dry_run:
         _dry_run(Ordered(asked, folder, seed), display)
         return
     try:
-        summary = run.train(Ordered(asked, folder, seed, resume, started), display)
+        with without_failed_starts(folder, main):
+            summary = run.train(Ordered(asked, folder, seed, resume, started), display)
     except TrainingStoppedError as error:
         raise ValueError(f"training stopped: {error}") from error
     except (KeyboardInterrupt, StoppedError) as stop:
@@ -67,6 +77,16 @@ def train(
     )
     if summary["nothing_learnt"]:
         raise NothingLearnedError(summary["nothing_learnt"])
+
+
+def _resumed(out: Path, known: dict[str, Any], given: dict[str, Any], method: str | None) -> Asked:
+    """The settings of the run in a folder: what is given besides must be what they are."""
+    theirs, wanted = resolve(known), method or given.get("method")
+    if wanted not in (None, theirs.run.method):  # its arguments would be another trainer's
+        if has_begun(out):
+            raise other_settings(out, "method", theirs.run.method, wanted)
+        return resolve(given, method)
+    return as_it_was(out, resolve({**known, **given}, method), theirs, run.defaults(theirs, out))
 
 
 def _dry_run(order: Ordered[Asked], display: Display) -> None:
@@ -111,13 +131,14 @@ def evaluate(
     out: Path | None,
     seed: int | None,
 ) -> None:
-    """Accuracy, pass@k and, with another model, the paired difference."""
+    """Accuracy and pass@k, or the mean of a graded reward; with another model, the paired difference."""
     quiet()
     if out is not None and not out.parent.is_dir():
         raise ValueError(f"--out {out}: {out.parent} is not a folder")
     pairs = parse_pairs(words)
     known = _of_run(checkpoint, "reward" in pairs)
-    seed = known.pop("seed", 0) if seed is None else seed
+    of_run = known.pop("seed", 0)
+    seed = of_run if seed is None else seed
     if "data" in pairs or "model" not in known:  # problems in words, for a model that is not the embedded one
         known["model"] = str(checkpoint)
     asked = resolve({**known, **pairs, "eval_every": 0})
@@ -136,16 +157,18 @@ def evaluate(
                     rows, tokenizer, reward, longest, chat, samples, temperature, asked.run.eval_batch, seed
                 )
                 found[name] = exam.taken(model)
-    figures = _figures(found, samples)
-    table = Table(f"{len(rows)} held-out problems", *found, *(["gain"] if before else []))
+    measure = measure_of(*(scored for taken in found.values() for scored in taken))
+    figures = _figures(found, samples, measure)
+    table = Table(f"{len(rows)} test problems", *found, *(["gain"] if before else []))
     for name, parts in figures.items():
-        shown = ((points if part == "gain" else percent)(e._asdict()) for part, e in parts.items())
-        table.add_row(name, *shown)
+        cells = ((shown_gain if part == "gain" else shown)(e._asdict(), measure) for part, e in parts.items())
+        table.add_row(name, *cells)
     display.console.print(table)
     if out is not None:
         content = {
             "checkpoint": str(checkpoint),
             "seed": seed,
+            "measure": measure,
             "figures": {name: {k: e._asdict() for k, e in parts.items()} for name, parts in figures.items()},
             "answers": {name: {"greedy": g.texts, "sampled": s.texts} for name, (g, s) in found.items()},
         }
@@ -153,12 +176,14 @@ def evaluate(
         display.say(f"Figures and answers: {out}")
 
 
-def _figures(found: dict[str, tuple[Scored, Scored]], samples: int) -> dict[str, dict[str, Estimate]]:
+def _figures(
+    found: dict[str, tuple[Scored, Scored]], samples: int, measure: str
+) -> dict[str, dict[str, Estimate]]:
     rows: dict[str, dict[str, Estimate]] = {
-        "accuracy, most likely answer": {name: greedy.accuracy() for name, (greedy, _) in found.items()},
-        "accuracy, sampled answers": {name: sampled.accuracy() for name, (_, sampled) in found.items()},
+        f"{measure}, most likely answer": {name: estimate(greedy, measure) for name, (greedy, _) in found.items()},
+        f"{measure}, sampled answers": {name: estimate(sampled, measure) for name, (_, sampled) in found.items()},
     }
-    for k in (k for k in (2, 4, 8, 16, 32, 64) if k <= samples):
+    for k in (k for k in (2, 4, 8, 16, 32, 64) if k <= samples and measure == ACCURACY):
         rows[f"pass@{k}"] = {name: sampled.pass_at(k) for name, (_, sampled) in found.items()}
     if "before" in found:
         for place, name in enumerate(list(rows)[:2]):
@@ -172,8 +197,10 @@ def _folder(name: str) -> str:
     for place in (path, path / "best", path / "model"):
         if any((place / file).exists() for file in ("config.json", "adapter_config.json")):
             return str(place)
-    if path.exists() or name.count("/") != 1 or name.startswith((".", "/")):
+    if path.exists():
         raise ValueError(f"{path} holds no model: expected config.json or adapter_config.json in it")
+    if name.count("/") != 1 or meant_as_folder(name):
+        raise ValueError(f"there is no folder {path}, and it is no name like owner/model")
     return name
 
 

@@ -1,4 +1,4 @@
-"""The rows a run trains on, watches and is tested on: never the same problem twice."""
+"""The rows of a run: training, validation and test sets without a problem in common."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Data:
     """Three sets of rows without a problem in common."""
 
     train: list[Row]
-    dev: list[Row]  # set aside from the training problems, to watch progress and choose the best checkpoint
+    dev: list[Row]  # the validation set: taken from the training problems, chooses the best checkpoint
     test: list[Row]  # seen before and after training only
 
 
@@ -36,17 +36,40 @@ def prepare(run: RunSettings, tokenizer: Any, seed: int) -> Data:
         found = _problems(run, seed)
         instruction = None if run.embedded else run.instruction
         train, test = ([row_of(problem, tokenizer, instruction) for problem in problems] for problems in found)
-    random.Random(0).shuffle(test)  # files are often in some order; the seed of a run is not to choose its exam
+    random.Random(0).shuffle(test)  # files are often in some order; the seed of a run is not to choose its test
     train = list({_key(row): row for row in train}.values())  # a problem that is there twice counts once
     random.Random(seed).shuffle(train)
-    dev = train[: min(run.dev_problems, len(train) // 2)] if run.eval_every else []
-    kept = train[len(dev) :]
-    return Data(kept[: run.train_problems], dev, test[: run.eval_problems])
+    count = 0
+    if run.eval_every:
+        default = None if run.eval_data is None else 0
+        wanted = run.dev_problems if run.dev_problems is not None else default
+        count = set_aside(wanted, len(train), VALIDATION, run.train_problems, ("dev_problems", "problems"))
+    return Data(train[count:][: run.train_problems], train[:count], test[: run.eval_problems])
+
+
+VALIDATION = 200
+"""Problems of a validation set, at most, where nobody says how many."""
+SHARE = 10
+"""One in so many goes to the validation set, where nobody says how many."""
+
+
+def set_aside(
+    wanted: int | None, there: int, most: int, to_train: int | None = None, names: tuple[str, str] = ("", "")
+) -> int:
+    """Size of the validation set: as ``wanted``; else a tenth, or what training leaves over."""
+    if wanted is None:
+        left_over = 0 if to_train is None else there - to_train
+        return min(most, max(there // SHARE, left_over))
+    if wanted and wanted >= there:
+        raise ValueError(
+            f"{names[0]} = {wanted} leaves nothing of {there} {names[1]} to train on: lower it (0: no validation)"
+        )
+    return wanted
 
 
 def _problems(run: RunSettings, seed: int) -> tuple[list[Problem], list[Problem]]:
     if run.data is None:
-        wanted = (run.train_problems or 8000) + run.dev_problems
+        wanted = (run.train_problems or 8000) + (VALIDATION if run.dev_problems is None else run.dev_problems)
         return _generated(run, wanted, "train", seed), _generated(run, run.eval_problems, "test", seed)
     train = _load(run.data, run.data_split, run)
     if run.eval_data is not None or not is_file(run.data):

@@ -18,6 +18,9 @@ from rich.progress import (
 )
 from rich.table import Column, Table
 
+ACCURACY = "accuracy"
+"""The measure that reads as a percentage; any other has a unit of its own."""
+
 
 class Display:
     """A bar for the stage at hand; where nobody looks at a terminal, a line now and then."""
@@ -64,15 +67,41 @@ def make_console(quiet: bool = False) -> Console:
 
 def summary_tables(summary: Mapping[str, Any]) -> list[Table]:
     """Before and after, and a few answers."""
-    figures = Table("held-out problems", "before", "after", "gain")
-    for name, title in (("accuracy", "accuracy, most likely answer"), ("sampled", "accuracy, sampled answers")):
-        before, after, gain = (summary[f"{name}_{part}"] for part in ("before", "after", "gain"))
-        figures.add_row(title, percent(before), percent(after), points(gain))
+    figures = Table("test problems", "before", "after", "gain")
+    for row in figure_rows(summary):
+        figures.add_row(*row)
     answers = Table("problem", "before", "after", "right answer")
     for sample in summary["samples"]:
-        cells = (" ".join(str(sample[key]).split())[:60] for key in ("problem", "before", "after", "answer"))
-        answers.add_row(*(escape(cell) for cell in cells))
+        cells_of = (" ".join(str(sample[key]).split())[:60] for key in ("problem", "before", "after", "answer"))
+        answers.add_row(*(escape(cell) for cell in cells_of))
     return [figures, answers]
+
+
+def figure_rows(summary: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
+    """What was measured, before, after and the gain."""
+    measure = summary.get("measure", ACCURACY)
+    first = "reward" if "reward_before" in summary else "accuracy"
+    rows = []
+    for name, title in ((first, "most likely answer"), ("sampled", "sampled answers")):
+        before, after, gain = (summary[f"{name}_{part}"] for part in ("before", "after", "gain"))
+        cells = shown(before, measure), shown(after, measure), shown_gain(gain, measure)
+        rows.append((f"{measure}, {title}", *cells))
+    return rows
+
+
+def shown(estimate: Mapping[str, float], measure: str) -> str:
+    """An accuracy as a percentage, a reward in its own unit."""
+    if measure == ACCURACY:
+        return percent(estimate)
+    value, low, high = (estimate[part] for part in ("value", "low", "high"))
+    return f"{value:.4g} \\[{low:.4g}, {high:.4g}]"
+
+
+def shown_gain(estimate: Mapping[str, float], measure: str) -> str:
+    if measure == ACCURACY:
+        return points(estimate)
+    value, low, high = (estimate[part] for part in ("value", "low", "high"))
+    return f"{value:+.4g} \\[{low:+.4g}, {high:+.4g}]"
 
 
 def percent(estimate: Mapping[str, float]) -> str:

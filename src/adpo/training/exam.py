@@ -1,4 +1,4 @@
-"""Held-out problems before and after training."""
+"""Problems that a model answers: the test set before and after training, the validation set on the way."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from adpo.integrations.passes import is_sharded, then_sharded
 from adpo.lm.completions import text_of
 from adpo.lm.evaluate import Estimate, Sampling, Scored, answers, gain
 from adpo.training.data import Row
+from adpo.training.display import ACCURACY
 
 Reward = Callable[..., list[float | None]]
 """As in TRL: ``reward(prompts=..., completions=..., **columns)``."""
@@ -28,6 +29,9 @@ SAMPLES = 4
 
 Taken = tuple[Scored, Scored]
 """The most likely answers, and the sampled ones."""
+
+REWARD = "mean reward"
+"""What scores are called that are not shares of right answers."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +52,9 @@ class Exam:
     def taken(self, model: Any) -> Taken:
         return self.greedy(model), self.sampled(model)
 
-    def accuracy(self, model: Any) -> Estimate:
-        return self.greedy(model).accuracy()
+    def mean(self, model: Any) -> float:
+        """Mean score of the most likely answers."""
+        return self.greedy(model).mean_reward().value
 
     def greedy(self, model: Any) -> Scored:
         return self._scored(model, Sampling(self.max_new_tokens, batch=self.batch, recorded=self.recorded))
@@ -112,7 +117,9 @@ class Exam:
             numbers = [0.0 if value is None else float(value) for value in rewards]
         except Exception as error:
             line = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-            raise ValueError(f"reward function {name} failed on held-out problems with {line}") from error
+            raise ValueError(
+                f"reward function {name} failed on test or validation problems with {line}"
+            ) from error
         if len(numbers) != len(completions):
             raise ValueError(
                 f"reward function {name} gave {len(numbers)} rewards for {len(completions)} completions"
@@ -124,11 +131,25 @@ def _unheard(*_: Any, **__: Any) -> None:
     """Nobody logs during an exam."""
 
 
-def figures(before: Taken, after: Taken) -> dict[str, Any]:
-    found = {}
-    for name, old, new in zip(("accuracy", "sampled"), before, after, strict=True):
-        found[f"{name}_before"] = old.accuracy()._asdict()
-        found[f"{name}_after"] = new.accuracy()._asdict()
+def measure_of(*scored: Scored) -> str:
+    """What to call the scores: accuracy, where every one of them is 0 or 1."""
+    return ACCURACY if all(each.right_or_wrong for each in scored) else REWARD
+
+
+def estimate(scored: Scored, measure: str) -> Estimate:
+    return scored.accuracy() if measure == ACCURACY else scored.mean_reward()
+
+
+def figures(before: Taken, after: Taken, own_reward: bool) -> dict[str, Any]:
+    """Before, after and gain, as ``accuracy_...``, of a reward of one's own as ``reward_...``; and of the samples.
+
+    ``measure`` says how they read: a reward of one's own that gave nothing but 0 and 1 is an accuracy, too.
+    """
+    measure = measure_of(*before, *after)
+    found: dict[str, Any] = {"measure": measure}
+    for name, old, new in zip(("reward" if own_reward else "accuracy", "sampled"), before, after, strict=True):
+        found[f"{name}_before"] = estimate(old, measure)._asdict()
+        found[f"{name}_after"] = estimate(new, measure)._asdict()
         found[f"{name}_gain"] = gain(old, new)._asdict()
     return found
 

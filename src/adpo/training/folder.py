@@ -5,7 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
+import shutil
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -13,7 +16,10 @@ from typing import Any, Generic, Protocol, TypeVar
 from adpo.files import digest, write_json, write_text
 from adpo.integrations import checkpoints
 
-SETTINGS, ORIGIN = "settings.json", "origin.json"
+SETTINGS, ORIGIN, BEFORE = "settings.json", "origin.json", "before.json"
+STARTED = (SETTINGS, ORIGIN, BEFORE)
+"""What a run writes before its first step."""
+METRICS, TENSORBOARD = "metrics.jsonl", "runs"
 DIGESTS = "files"  # the key of what tells the contents of data files apart
 
 
@@ -38,7 +44,7 @@ class Ordered(Generic[A]):
 
 
 def known_settings(folder: Path) -> dict[str, Any]:
-    """The settings of the run in a folder, for who resumes it without saying them again; {} if there is none."""
+    """The settings of the run in a folder, its seed among them; {} if there is none."""
     note = folder / SETTINGS
     if not note.is_file():
         return {}
@@ -68,10 +74,16 @@ def check_folder(order: Ordered[Any]) -> Path | None:
     found = None
     if folder.exists() and any(not _leftover(path) for path in folder.iterdir()):
         if not order.resume:
+            if note.exists() and not has_begun(folder):
+                raise ValueError(
+                    f"{folder} holds a run that made no step: add --resume to begin it again (other settings are "
+                    "taken), or choose another --out"
+                )
             raise ValueError(f"{folder} is not empty: add --resume to go on with its run, or choose another --out")
         if not note.exists():
             raise ValueError(f"--resume: {folder} holds no run of adpo")
-        _compare(order, _read(note))
+        if has_begun(folder):
+            _compare(order, _read(note))
         found = checkpoints.newest(folder)
         if found is not None:
             checkpoints.verify(found, identity(order))
@@ -84,10 +96,63 @@ def _leftover(path: Path) -> bool:
     return path.name.startswith(checkpoints.PROBE) or path.name == f"{SETTINGS}.part"
 
 
+def has_begun(folder: Path) -> bool:
+    """Whether the run in a folder has anything to go on from: a step that was logged, a checkpoint, a model."""
+    if any((folder / name).exists() for name in ("best", "model", "summary.json")):
+        return True
+    metrics = folder / METRICS
+    return checkpoints.newest(folder) is not None or (metrics.exists() and metrics.stat().st_size > 0)
+
+
+@contextmanager
+def without_failed_starts(folder: Path, main: bool = True) -> Iterator[None]:
+    """A start that fails before its first step leaves nothing behind: the next try may have the same folder.
+
+    A run that was there before stays, and so does one that was stopped from outside.
+    """
+    there, note = folder.exists(), folder / SETTINGS
+    fresh = main and not note.exists()
+    try:
+        yield
+    except Exception:
+        if fresh and note.exists() and not has_begun(folder):
+            for name in (*STARTED, METRICS):
+                (folder / name).unlink(missing_ok=True)
+            shutil.rmtree(folder / TENSORBOARD, ignore_errors=True)
+            if not there:
+                with suppress(OSError):  # something else is in it
+                    folder.rmdir()
+        raise
+
+
+def as_it_was(folder: Path, ours: A, theirs: A, defaults: Mapping[str, Any]) -> A:
+    """The settings of the run in a folder, where ours are the same; a difference is named with both values.
+
+    What was not set is what it is by default. A run that made no step may have other settings.
+    """
+    if not has_begun(folder):
+        return ours
+    mine, known = ({**defaults, **each.described()} for each in (ours, theirs))
+    for name in (name for name in mine if name in known and mine[name] != known[name]):
+        raise other_settings(folder, name, known[name], mine[name])
+    return theirs
+
+
+def other_settings(folder: Path, name: str, known: Any, given: Any) -> ValueError:
+    return ValueError(
+        f"{folder} holds a run with other settings ({name}: {known!r}, not {given!r}): resume it as it was, or "
+        "choose another --out"
+    )
+
+
 def open_folder(order: Ordered[Any], origin: dict[str, str]) -> None:
     """Make it, and note what was asked for, and where a run comes from when it begins."""
     order.out.mkdir(parents=True, exist_ok=True)
-    write_text(order.out / SETTINGS, _noted(order))  # first: from here on the run can be resumed
+    note, noted = order.out / SETTINGS, _noted(order)
+    if note.exists() and note.read_text() != noted:  # a run without a step, begun again with other settings
+        for name in STARTED[1:]:
+            (order.out / name).unlink(missing_ok=True)
+    write_text(note, noted)  # first: from here on the run can be resumed
     if not (order.out / ORIGIN).exists():
         write_json(order.out / ORIGIN, origin)
 
@@ -122,10 +187,7 @@ def _compare(order: Ordered[Any], known: dict[str, Any]) -> None:
     digests, ours, theirs = known.pop(DIGESTS, {}), _settings(order), known
     for name in sorted({*ours, *theirs}):
         if name not in ours or name not in theirs or ours[name] != theirs[name]:
-            raise ValueError(
-                f"{order.out} holds a run with other settings ({name}: {theirs.get(name)!r}, not "
-                f"{ours.get(name)!r}): resume it as it was, or choose another --out"
-            )
+            raise other_settings(order.out, name, theirs.get(name), ours.get(name))
     now = _digests(order)
     for name in sorted({*digests, *now}):
         if digests.get(name) != now.get(name):

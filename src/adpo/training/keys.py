@@ -5,8 +5,10 @@ from __future__ import annotations
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, fields
 from difflib import get_close_matches
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Union
 
 import yaml
@@ -17,6 +19,7 @@ REFUSED = {
     "out": "the folder is chosen with --out",
     "seed": "it is chosen with --seed",
     "resume_from_checkpoint": "use --resume",
+    "hub_token": "a run keeps its settings on disk, and a token is not to be there: log in with `hf auth login`",
     "disable_tqdm": "the progress bar is adpo's own",
 }
 
@@ -29,10 +32,12 @@ def sorted_out(
     own: Mapping[str, Any],
     theirs: Mapping[str, Any],
     unknown: Callable[[str], str | None] = lambda _: None,
+    elsewhere: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Settings of the run and arguments of its trainer, by the types of their fields.
 
-    ``unknown`` may have something better to say about a name than that nobody knows it.
+    ``unknown`` may have something better to say about a name than that nobody knows it; ``elsewhere`` are names of
+    other commands, with what they are here.
     """
     run: dict[str, Any] = {}
     trainer: dict[str, Any] = {}
@@ -43,6 +48,8 @@ def sorted_out(
             run[name] = coerced(name, value, own[name])
         elif name in theirs:
             trainer[name] = coerced(name, value, theirs[name])
+        elif name in elsewhere:
+            raise ValueError(f"there is no setting {name!r}: {elsewhere[name]}")
         else:
             default = f"there is no setting {name!r}{near(name, [*own, *theirs, *COMMAND_LINE])}"
             raise ValueError(unknown(name) or default)
@@ -54,11 +61,22 @@ def sorted_out(
     return run, trainer
 
 
+def field_defaults(kind: type) -> dict[str, Any]:
+    """The defaults of a dataclass, for what may be set."""
+    return {
+        each.name: each.default if each.default_factory is MISSING else each.default_factory()
+        for each in fields(kind)
+        if each.init and (each.default is not MISSING or each.default_factory is not MISSING)
+    }
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ValueError(f"--config {path} is not a file")
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = _loaded(path.read_text(encoding="utf-8"))
+    except _TwiceError as error:
+        raise ValueError(f"{path}: {error.problem}: leave one of them out") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
     if content is None:
@@ -95,9 +113,32 @@ def parse_pairs(words: Sequence[str]) -> dict[str, Any]:
 
 def _value(text: str) -> Any:
     try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
+        return _loaded(text)
+    except yaml.YAMLError as error:
+        if isinstance(error, _TwiceError):
+            raise ValueError(f"{text[:60]}: {error.problem}") from None
         return text
+
+
+class _TwiceError(yaml.constructor.ConstructorError):
+    """A key that a mapping has twice; of the two values YAML would take the last without a word."""
+
+
+class _Loader(yaml.SafeLoader):
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        lines: dict[Any, int] = {}
+        for key_node, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+            key, line = key_node.value, key_node.start_mark.line + 1
+            if isinstance(key_node, yaml.ScalarNode) and key != "<<":
+                if key in lines:
+                    raise _TwiceError(problem=f"{key} is given twice, in lines {lines[key]} and {line}")
+                lines[key] = line
+        found: dict[Any, Any] = super().construct_mapping(node, deep)
+        return found
+
+
+def _loaded(text: str) -> Any:
+    return yaml.load(text, Loader=_Loader)
 
 
 def near(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:

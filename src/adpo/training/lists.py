@@ -1,4 +1,4 @@
-"""What `adpo prefer` is asked for, and the lists it trains on, watches and is tested on."""
+"""What `adpo prefer` is asked for, and its lists: training, validation and test sets."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ from adpo.lm import embedded, tasks
 from adpo.lm.lists import graded
 from adpo.lm.preference_table import PreferenceTable, build
 from adpo.lm.preferences import BadRow, BadRows, BadRowsError, Counts, read, validate
+from adpo.training.data import set_aside
 from adpo.training.display import Display
 from adpo.training.keys import sorted_out
+from adpo.training.spellings import OF_PREFER
 
 GENERATED = 2000  # lists, where no data is given
+VALIDATION = 100  # lists of a validation set, at most, where nobody says how many
 
 
 @dataclass(frozen=True)
@@ -32,8 +35,11 @@ class PreferSettings:
     eval_data: str | None = field(default=None, metadata={"help": "Held-out lists; as data."})
     eval_split: str = field(default="test", metadata={"help": "Split of a named data set to hold out."})
     eval_lists: int = field(default=500, metadata={"help": "Held-out lists for before and after, at most."})
-    dev_lists: int = field(default=100, metadata={"help": "Training lists set aside to watch progress by."})
-    eval_every: int = field(default=50, metadata={"help": "Steps between looks at them; 0: never."})
+    dev_lists: int | None = field(
+        default=None,
+        metadata={"help": "Training lists taken for validation (a tenth, 100 at most; with eval_data none)."},
+    )
+    eval_every: int = field(default=50, metadata={"help": "Steps between evaluations on them; 0: never."})
     use_peft: bool = field(default=False, metadata={"help": "Train a LoRA adapter instead of all weights."})
     lora_r: int = 16
     lora_alpha: int = 32
@@ -42,7 +48,7 @@ class PreferSettings:
 
     def __post_init__(self) -> None:
         for name, low in {"eval_lists": 1, "dev_lists": 0, "eval_every": 0, "lora_r": 1}.items():
-            if getattr(self, name) < low:
+            if getattr(self, name) is not None and getattr(self, name) < low:
                 raise ValueError(f"{name} must be at least {low}; got {getattr(self, name)}")
 
     @property
@@ -67,7 +73,9 @@ def resolve(given: Mapping[str, Any]) -> AskedToPrefer:
 
     hints = typing.get_type_hints(ListwiseConfig)
     theirs = {f.name: hints.get(f.name, Any) for f in dataclasses.fields(ListwiseConfig) if f.init}
-    run, trainer = sorted_out(given, typing.get_type_hints(PreferSettings), theirs)
+    run, trainer = sorted_out(given, typing.get_type_hints(PreferSettings), theirs, elsewhere=OF_PREFER)
+    if trainer.get("remove_unused_columns"):
+        raise ValueError("remove_unused_columns must be false: lists have columns that no model knows")
     return AskedToPrefer(PreferSettings(**run), trainer)
 
 
@@ -118,7 +126,7 @@ class Lists:
     """Three sets of lists without a prompt in common."""
 
     train: PreferenceTable
-    dev: PreferenceTable | None  # set aside from them, to watch progress and choose the best checkpoint
+    dev: PreferenceTable | None  # the validation set: taken from them, chooses the best checkpoint
     test: PreferenceTable  # ranked before and after training only
 
     def __iter__(self) -> Iterator[PreferenceTable]:
@@ -157,7 +165,9 @@ def prepare(
                 test = table(run.eval_data, run.eval_split)
     _mention(train, display)
     train, test = _held_out(train, str(run.data)) if test is None else (_without(train, test, display), test)
-    train, dev = _set_aside(train, min(run.dev_lists, len(train) // 10) if run.eval_every else 0)
+    aside = run.dev_lists if run.dev_lists is not None or run.eval_data is None else 0
+    count = set_aside(aside, len(train), VALIDATION, names=("dev_lists", "lists")) if run.eval_every else 0
+    train, dev = _set_aside(train, count)
     test = test.select(range(min(run.eval_lists, len(test))))
     for name, part in (("train on", train), ("hold out", test)):
         if part.tied == len(part):
@@ -178,8 +188,10 @@ def _set_aside(table: PreferenceTable, count: int) -> tuple[PreferenceTable, Pre
     keys = table.prompt_keys
     aside = set(keys[:count])
     kept = [i for i, key in enumerate(keys) if key not in aside]
-    if not aside or not kept:
+    if not aside:
         return table, None
+    if not kept:
+        raise ValueError(f"the {count} lists to validate on share their prompts with all others: lower dev_lists")
     return table.select(kept), table.select(range(count))
 
 

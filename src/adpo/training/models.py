@@ -69,7 +69,7 @@ def load_model(folder: str | Path, options: dict[str, Any] | None = None) -> tup
             model = AutoPeftModelForCausalLM.from_pretrained(folder, **options)
         else:
             model = AutoModelForCausalLM.from_pretrained(folder, **options)
-    except (OSError, SafetensorError, TypeError, ValueError) as error:  # TypeError: an unknown option
+    except (ImportError, OSError, SafetensorError, TypeError, ValueError) as error:  # TypeError: unknown option
         raise _unloadable(folder, error) from None
     return model.to(best_device()), tokenizer
 
@@ -103,12 +103,20 @@ def context_of(folder: str | Path) -> int | None:
 
 def _look(folder: str | Path) -> None:
     """What is meant as a folder is not to be looked up anywhere else."""
-    if str(folder).startswith((".", "/", "~")) and not Path(folder).is_dir():
+    if not Path(folder).is_dir() and meant_as_folder(str(folder)):
         raise ValueError(f"model {str(folder)!r} cannot be loaded: there is no such folder")
 
 
+def meant_as_folder(name: str) -> bool:
+    """Whether a name is a path here, not one of the hub: by its form, or as its parent folder is here."""
+    return name.startswith((".", "/", "~")) or name.count("/") > 1 or ("/" in name and Path(name).parent.is_dir())
+
+
 def _unloadable(folder: str | Path, error: Exception) -> ValueError:
-    return ValueError(f"model {str(folder)!r} cannot be loaded: {str(error).splitlines()[0]}")
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    if not Path(folder).exists():
+        reason = f"there is no such folder here, and looked up as a name on the hub: {reason}"
+    return ValueError(f"model {str(folder)!r} cannot be loaded: {reason}")
 
 
 def model_folder(run: RunSettings | PreferSettings, display: Display) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,24 @@ from adpo.files import write_json
 from adpo.integrations.guards import TrainingStoppedError
 from adpo.integrations.listwise import ListwiseConfig, ListwiseTrainer, sources
 from adpo.integrations.model_card import CardFacts, write_card
-from adpo.lm.evaluate import Estimate, normal
+from adpo.lm.evaluate import Estimate, difference, share
 from adpo.lm.rankings import Ranking
 from adpo.provenance import provenance, typed
 from adpo.training import lists
 from adpo.training.display import Display, make_console, percent, points
-from adpo.training.folder import Ordered, check_folder, how_to_go_on, identity, known_settings, open_folder
+from adpo.training.folder import (
+    BEFORE,
+    Ordered,
+    as_it_was,
+    check_folder,
+    how_to_go_on,
+    identity,
+    known_settings,
+    open_folder,
+    without_failed_starts,
+)
 from adpo.training.interrupt import Stop, StoppedError
-from adpo.training.keys import parse_pairs, read_yaml
+from adpo.training.keys import field_defaults, parse_pairs, read_yaml
 from adpo.training.lists import AskedToPrefer, Lists
 from adpo.training.models import (
     context_of,
@@ -37,7 +48,8 @@ from adpo.training.models import (
     quiet,
     settled_by_main,
 )
-from adpo.training.run import begin, checked
+from adpo.training.packages import check_packages, outside_in_one_line
+from adpo.training.run import NO_VALIDATION, begin, checked
 from adpo.training.watch import BEST, Watch, save
 
 EMBEDDED: dict[str, Any] = {
@@ -61,16 +73,21 @@ def command(
     if resume and out is None:
         raise ValueError("--resume needs the --out of the run to go on with")
     known = known_settings(out) if resume and out else {}
-    seed = known.pop("seed", 0) if seed is None else seed
+    of_run = known.pop("seed", 0)
+    seed = of_run if seed is None else seed
     if words and not words[0].startswith("--"):
         words = ["--data", *words]
     asked = lists.resolve({**known, **(read_yaml(config) if config else {}), **parse_pairs(words)})
+    if out is not None and known:
+        theirs = lists.resolve(known)
+        asked = as_it_was(out, asked, theirs, {**field_defaults(ListwiseConfig), **_begun(theirs.run, out)})
     main = processes(asked.trainer.get("use_cpu")).is_main_process
     display = Display(make_console(quiet=not main))
     folder = settled_by_main(lambda: out or Path("runs") / time.strftime("prefer-%Y%m%d-%H%M%S"))
     order = Ordered(asked, folder, seed, resume, started)
     try:
-        summary = train(order, display, dry_run)
+        with without_failed_starts(folder, main):
+            summary = train(order, display, dry_run)
     except TrainingStoppedError as error:
         raise ValueError(f"training stopped: {error}") from error
     except (KeyboardInterrupt, StoppedError) as stop:
@@ -87,6 +104,8 @@ def train(order: Ordered[AskedToPrefer], display: Display, dry_run: bool = False
     quiet()
     checkpoint = settled_by_main(lambda: check_folder(order))
     config = _config(order)
+    if not dry_run:
+        settled_by_main(lambda: check_packages(config))
     settled_by_main(lambda: lists.check(run, config.skip_bad, display))
     if dry_run:
         display.say("a dry run: settings and data are in order, nothing was written")
@@ -99,13 +118,14 @@ def train(order: Ordered[AskedToPrefer], display: Display, dry_run: bool = False
             context_of(run.reference)  # it can be found, at least
         room = sources.room(config, context_of(place))
         rows = lists.prepare(run, load_tokenizer(place), config, room, display, order.seed)
-    trainer = _trainer(order, config, place, rows)
+    with outside_in_one_line():
+        trainer = _trainer(order, config, place, rows)
     display.say(f"scoring: {trainer.scorer.chosen()}")
     _score_reference(trainer, rows, display)
     if everyone.is_main_process:
         open_folder(order, origin)
     everyone.wait_for_everyone()
-    before = _remembered(trainer, rows.test, folder / "before.json")
+    before = _remembered(trainer, rows.test, folder / BEFORE)
     watch = _trained(trainer, order, rows, checkpoint, display)
     final = folder / BEST
     if watch.best_step < 0:
@@ -144,13 +164,16 @@ def _of_card(figures: dict[str, Any]) -> list[tuple[str, ...]]:
 def _config(order: Ordered[AskedToPrefer]) -> ListwiseConfig:
     """All arguments of the trainer: what was asked for over what a run like this begins with."""
     run = order.asked.run
-    own = EMBEDDED if run.embedded else {}
-    config = checked(ListwiseConfig, {**begin(order.out, order.seed), **own, **order.asked.trainer})
+    config = checked(ListwiseConfig, {**_begun(run, order.out, order.seed), **order.asked.trainer})
     if run.reference is not None and config.anchor == "none":
         raise ValueError("a reference means nothing with anchor none: leave one of them out")
     if config.cache is not None and Path(config.cache).exists() and not Path(config.cache).is_dir():
         raise ValueError(f"cache {config.cache} is a file; expected a folder")
     return config
+
+
+def _begun(run: lists.PreferSettings, out: Path, seed: int = 0) -> dict[str, Any]:
+    return {**begin(out, seed), **(EMBEDDED if run.embedded else {})}
 
 
 def _trainer(order: Ordered[AskedToPrefer], config: ListwiseConfig, place: str, rows: Lists) -> ListwiseTrainer:
@@ -170,9 +193,11 @@ def _trainer(order: Ordered[AskedToPrefer], config: ListwiseConfig, place: str, 
 def _score_reference(trainer: ListwiseTrainer, rows: Lists, display: Display) -> None:
     sizes = rows.sizes()
     display.say(
-        f"{sizes['train']:,} lists to train on, {sizes['dev']:,} to watch, {sizes['test']:,} held out; results in "
+        f"{sizes['train']:,} training, {sizes['dev']:,} validation, {sizes['test']:,} test lists; results in "
         f"{trainer.args.output_dir}"
     )
+    if not sizes["dev"]:
+        display.say(NO_VALIDATION.format(setting="dev_lists"))
     done = count(1)
     with display.stage("reference", sum(sizes.values())):
         tables = list(rows) if trainer.args.anchor == "fixed" else list(rows)[1:]  # the training lists come first
@@ -190,15 +215,15 @@ def _trained(
 ) -> Watch:
     stop, dev = Stop(trainer, display.say), rows.dev
 
-    def look(model: Any) -> Estimate:
+    def look(model: Any) -> float:
         assert dev is not None
-        return normal(trainer.rank(dev, model).accuracy.tolist())
+        return float(trainer.rank(dev, model).accuracy.mean())
 
     every = order.asked.run.eval_every
     watch = Watch(trainer, order.out, display, look if dev else None, every, lambda: stop.signal > 0)
     trainer.add_callback(stop)
     trainer.add_callback(watch)
-    with stop.listening(), display.stage("training", _steps(trainer)):
+    with outside_in_one_line(), stop.listening(), display.stage("training", _steps(trainer)):
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     return watch
 
@@ -218,13 +243,13 @@ def _remembered(trainer: ListwiseTrainer, table: Any, path: Path) -> Ranking:
 def _figures(before: Ranking, after: Ranking) -> dict[str, Any]:
     """Of the same lists, so that the gain is paired."""
     return {
-        name: {"before": _estimate(old), "after": _estimate(new), "gain": _estimate(new - old)}
+        name: {"before": _estimate(old), "after": _estimate(new), "gain": _estimate(new - old, difference)}
         for name, old, new in zip(Ranking._fields, before, after, strict=True)
     }
 
 
-def _estimate(values: Any) -> dict[str, float]:
-    return normal(values.tolist())._asdict()
+def _estimate(values: Any, interval: Callable[[list[float]], Estimate] = share) -> dict[str, float]:
+    return interval(values.tolist())._asdict()
 
 
 def _steps(trainer: ListwiseTrainer) -> int:

@@ -10,18 +10,18 @@ from typing import Any, Literal, TypeVar
 
 import torch
 from transformers import set_seed
+from transformers.training_args import trainer_log_levels
 
 from adpo.files import write_json
 from adpo.integrations.model_card import CardFacts, write_card
 from adpo.lm.context import context_length
-from adpo.lm.evaluate import Estimate
 from adpo.lm.rewards import Correct
 from adpo.lm.tasks import up_to
 from adpo.provenance import provenance, typed
 from adpo.training import data
-from adpo.training.display import Display
+from adpo.training.display import Display, figure_rows
 from adpo.training.exam import Exam, Reward, figures, samples
-from adpo.training.folder import Ordered, check_folder, identity, open_folder
+from adpo.training.folder import BEFORE, Ordered, check_folder, identity, open_folder
 from adpo.training.interrupt import Stop
 from adpo.training.models import (
     load_model,
@@ -32,10 +32,12 @@ from adpo.training.models import (
     quiet,
     settled_by_main,
 )
-from adpo.training.settings import Asked, RunSettings
+from adpo.training.packages import check_packages, outside_in_one_line
+from adpo.training.settings import Asked, RunSettings, default_arguments
 from adpo.training.watch import BEST, Watch, save
 
 T = TypeVar("T")
+NO_VALIDATION = "no validation: the last model is kept, not the best one (--{setting} N takes N for it)"
 GENERAL: dict[str, Any] = {"report_to": ["tensorboard"], "logging_steps": 5, "save_total_limit": 2}
 LEAST = {
     "per_device_train_batch_size": 1,
@@ -76,6 +78,12 @@ def arguments(asked: Asked, out: Path, seed: int, longest_answer: int = 5) -> di
     return {**begin(out, seed), **own, **asked.trainer}
 
 
+def defaults(asked: Asked, out: Path) -> dict[str, Any]:
+    """The arguments of the trainer that a run like this has where nothing is said of them."""
+    usual = default_arguments(asked.run.method)
+    return {**usual, **arguments(Asked(asked.run, {}), out, 0, _longest_answer(asked.run, 0))}
+
+
 def trainer_config(method: str, given: dict[str, Any]) -> Any:
     """The arguments as the trainer's own class, which checks them."""
     from adpo.integrations.trl import ADPOConfig
@@ -90,6 +98,8 @@ def checked(kind: Callable[..., T], given: dict[str, Any]) -> T:
     for name, least in LEAST.items():
         if given.get(name) is not None and given[name] < least:
             raise ValueError(f"{name} must be at least {least}; got {given[name]}")
+    if given.get("log_level", "passive") not in trainer_log_levels:
+        raise ValueError(f"log_level must be one of {', '.join(trainer_log_levels)}; got {given['log_level']!r}")
     if given.get("num_train_epochs") == math.inf:
         raise ValueError("num_train_epochs must be finite; got inf")
     try:
@@ -112,6 +122,7 @@ def train(order: Ordered[Asked], display: Display) -> dict[str, Any]:
         display.say(f"going on from {checkpoint}" if checkpoint else "no checkpoint yet: from the start")
     given = arguments(order.asked, folder, order.seed, _longest_answer(run, order.seed))
     config = trainer_config(run.method, given)
+    settled_by_main(lambda: check_packages(config, given.get("model_init_kwargs")))
     with everyone.main_process_first():
         path = run.start or model_folder(run, display)
     model, tokenizer = load_model(path, given.get("model_init_kwargs"))
@@ -127,15 +138,18 @@ def train(order: Ordered[Asked], display: Display) -> dict[str, Any]:
         exam = Exam(to_test, tokenizer, reward, longest, chat, batch=run.eval_batch, seed=order.seed)
         about = run.data or f"{run.task}, level {run.level}"
         display.say(
-            f"{run.method} on {about}: {len(to_train)} problems to train on, {len(to_watch)} to watch, "
-            f"{len(to_test)} held out; results in {folder}"
+            f"{run.method} on {about}: {len(to_train):,} training, {len(to_watch):,} validation, "
+            f"{len(to_test):,} test problems; results in {folder}"
         )
+        if not to_watch:
+            display.say(NO_VALIDATION.format(setting="dev_problems"))
         if everyone.is_main_process:
             open_folder(order, origin)
         everyone.wait_for_everyone()
-        before = exam.remembered(model, folder / "before.json")
+        before = exam.remembered(model, folder / BEFORE)
         set_seed(order.seed)  # whether or not there was an exam before
-        trainer = made_trainer(run.method, model, reward, config, to_train, tokenizer, lora_config(run))
+        with outside_in_one_line():
+            trainer = made_trainer(run.method, model, reward, config, to_train, tokenizer, lora_config(run))
         display.say(f"scoring: {trainer.scorer.chosen()}")
         display.say(f"sampling: {trainer.how_sampled()}")
         trainer.run_identity = identity(order)
@@ -148,13 +162,14 @@ def train(order: Ordered[Asked], display: Display) -> dict[str, Any]:
             trainer,
             folder,
             display,
-            watcher.accuracy if watcher else None,
+            watcher.mean if watcher else None,
             run.eval_every,
             lambda: stop.signal > 0,
+            "reward" if run.reward else "accuracy",
         )
         trainer.add_callback(stop)
         trainer.add_callback(watch)
-        with stop.listening(), display.stage("training", _steps(trainer, config)):
+        with outside_in_one_line(), stop.listening(), display.stage("training", _steps(trainer, config)):
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         trainer.step_guard.complain()
         final = folder / BEST
@@ -179,25 +194,16 @@ def train(order: Ordered[Asked], display: Display) -> dict[str, Any]:
         "metrics": str(folder / "metrics.jsonl"),
         "seconds": round(time.monotonic() - order.started, 1),
         **origin,
-        **figures(before, after),
+        **figures(before, after, own_reward=run.reward is not None),
         "samples": samples(to_test, before, after),
     }
     if everyone.is_main_process:
-        trainer.card_facts.figures = card_figures(summary, len(to_test))
+        head = (f"{len(to_test)} test problems", "before", "after", "gain")
+        trainer.card_facts.figures = [head, *figure_rows(summary)]
         for place in (final, folder):
             write_card(trainer, place, folder.name)
         write_json(folder / "summary.json", summary)
     return summary
-
-
-def card_figures(summary: dict[str, Any], problems: int) -> list[tuple[str, ...]]:
-    """Of a model card."""
-    names = {"accuracy": "accuracy, most likely answer", "sampled": "accuracy, sampled answers"}
-    rows = [
-        (title, *(str(Estimate(**summary[f"{name}_{part}"])) for part in ("before", "after")))
-        for name, title in names.items()
-    ]
-    return [(f"{problems} test problems", "before", "after"), *rows]
 
 
 def _longest_answer(run: RunSettings, seed: int) -> int:

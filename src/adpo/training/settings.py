@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from adpo.lm.tasks import LEVELS, TASKS
-from adpo.training.keys import near, sorted_out
+from adpo.training.keys import field_defaults, near, sorted_out
+from adpo.training.spellings import OF_TRAIN
 
 METHODS: dict[str, dict[str, Any]] = {
     "adpo": {},
@@ -41,8 +42,11 @@ class RunSettings:
     levels: list[int] | None = field(default=None, metadata={"help": "Only problems of these levels."})
     train_problems: int | None = field(default=None, metadata={"help": "At most so many problems."})
     eval_problems: int = field(default=500, metadata={"help": "Held-out problems for before and after."})
-    dev_problems: int = field(default=200, metadata={"help": "Training problems set aside to watch progress by."})
-    eval_every: int = field(default=50, metadata={"help": "Steps between looks at them; 0: never."})
+    dev_problems: int | None = field(
+        default=None,
+        metadata={"help": "Training problems taken for validation (a tenth, 200 at most; with eval_data none)."},
+    )
+    eval_every: int = field(default=50, metadata={"help": "Steps between evaluations on them; 0: never."})
     eval_batch: int = field(default=64, metadata={"help": "Held-out problems answered at once."})
     reward: str | None = field(default=None, metadata={"help": "Your own reward: file.py:function, as in TRL."})
     instruction: str = field(
@@ -105,7 +109,9 @@ def resolve(settings: Mapping[str, Any], method: str | None = None) -> Asked:
     theirs = trainer_fields(chosen)
     if chosen == "adpo":
         theirs = {name: hint for name, hint in theirs.items() if name not in MEANINGLESS}
-    run, trainer = sorted_out(given, typing.get_type_hints(RunSettings), theirs, lambda n: _misplaced(n, chosen))
+    run, trainer = sorted_out(
+        given, typing.get_type_hints(RunSettings), theirs, lambda n: _misplaced(n, chosen), OF_TRAIN
+    )
     return Asked(RunSettings(**run), {**METHODS[chosen], **trainer})
 
 
@@ -117,6 +123,14 @@ def trainer_fields(method: str) -> dict[str, Any]:
     config = ADPOConfig if method == "adpo" else FastGRPOConfig
     hints = typing.get_type_hints(config)
     return {f.name: hints.get(f.name, Any) for f in dataclasses.fields(config) if f.init}
+
+
+def default_arguments(method: str) -> dict[str, Any]:
+    """What the arguments of the method's trainer are where nothing is said of them."""
+    from adpo.integrations.trl import ADPOConfig
+    from adpo.integrations.trl.baselines import FastGRPOConfig
+
+    return field_defaults(ADPOConfig if method == "adpo" else FastGRPOConfig)
 
 
 def _misplaced(name: str, method: str) -> str | None:

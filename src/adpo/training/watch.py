@@ -1,4 +1,4 @@
-"""Watching a run: metrics and samples as JSON lines, held-out accuracy on the way, the best checkpoint kept."""
+"""Evaluation on the way: metrics and samples as JSON lines, the validation set, the best checkpoint kept."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from transformers import TrainerCallback
 
 from adpo.integrations.model_card import write_card
 from adpo.integrations.passes import is_sharded
-from adpo.lm.evaluate import Estimate
 from adpo.training.display import Display
 
 log = logging.getLogger("adpo")
 METRICS, SAMPLES = "metrics.jsonl", "samples.jsonl"
-BEST = "best"
+BEST, NOTE = "best", "validation.json"
+VALIDATION = {"accuracy": "validation/accuracy", "reward": "validation/reward"}
+"""The metric of the validation set: a share of right answers (or pairs), or the mean of a reward of one's own."""
 REFUSED, UNDONE = "refused", "undone"
 """Counts of steps, shown where there are any."""
 SHOWN = {
@@ -35,19 +36,23 @@ SHOWN = {
 
 
 class Watch(TrainerCallback):  # type: ignore[misc]
-    """Writes every logged figure to ``metrics.jsonl``, shows some of them, and looks at the model now and then."""
+    """Writes every logged figure to ``metrics.jsonl``, shows some of them, and evaluates the model now and then.
+
+    ``examine`` gives the mean score on the validation set; ``measure`` is what that is: accuracy or reward.
+    """
 
     def __init__(
         self,
         trainer: Any,
         folder: Path,
         display: Display,
-        examine: Callable[[Any], Estimate] | None,
+        examine: Callable[[Any], float] | None,
         every: int,
         stopped: Callable[[], bool] = lambda: False,
+        measure: str = "accuracy",
     ) -> None:
         self.trainer, self.folder, self.display = trainer, folder, display
-        self.examine, self.every, self.stopped = examine, every, stopped
+        self.examine, self.every, self.stopped, self.measure = examine, every, stopped, measure
         self.best, self.best_step = -math.inf, -1
         self._figures: dict[str, float | str | None] = {}
         self._recall()
@@ -57,10 +62,10 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         if self.trainer.accelerator.is_main_process:
             _settle(self.folder / BEST)
         self.trainer.accelerator.wait_for_everyone()
-        note = self.folder / BEST / "accuracy.json"
+        note = self.folder / BEST / NOTE
         if note.exists():
             known = json.loads(note.read_text())
-            self.best, self.best_step = known["accuracy"], known["step"]
+            self.best, self.best_step = known["value"], known["step"]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
         """A run that goes on from a checkpoint forgets what was logged after it."""
@@ -104,16 +109,17 @@ class Watch(TrainerCallback):  # type: ignore[misc]
             return
         model = self.trainer.accelerator.unwrap_model(self.trainer.model)
         try:
-            accuracy = self.examine(model).value
+            value = self.examine(model)
         except ValueError as error:
-            log.warning("step %d: no look at held-out problems: %s", state.global_step, error)
+            log.warning("step %d: no evaluation on the validation set: %s", state.global_step, error)
             return
-        self._figures["held-out"] = f"{100 * accuracy:.0f} %"
-        self.trainer.log({"dev/accuracy": accuracy})
+        self._figures["validation"] = f"{100 * value:.0f} %" if self.measure == "accuracy" else value
+        self.trainer.log({VALIDATION[self.measure]: value})
         self.display.at(state.global_step, self._figures, line=True)
-        if accuracy > self.best:
-            self.best, self.best_step = accuracy, state.global_step
-            save(self.trainer, self.folder / BEST, {"accuracy": accuracy, "step": state.global_step})
+        if value > self.best:
+            self.best, self.best_step = value, state.global_step
+            note = {"measure": self.measure, "value": value, "step": state.global_step}
+            save(self.trainer, self.folder / BEST, note)
 
 
 def _bytes(name: str) -> str:
@@ -122,7 +128,7 @@ def _bytes(name: str) -> str:
 
 
 def save(trainer: Any, folder: Path, note: dict[str, Any] | None = None) -> None:
-    """The model, whole or not at all, with a note on its accuracy; what was there stays until then.
+    """The model, whole or not at all, with a note on what it reached; what was there stays until then.
 
     Every process takes part; the main one writes.
     """
@@ -140,7 +146,7 @@ def save(trainer: Any, folder: Path, note: dict[str, Any] | None = None) -> None
     trainer.processing_class.save_pretrained(part)
     write_card(trainer, part)  # in place of the empty one of PEFT
     if note is not None:
-        (part / "accuracy.json").write_text(json.dumps(note) + "\n")
+        (part / NOTE).write_text(json.dumps(note) + "\n")
     _settle(folder)
     if folder.exists():
         folder.rename(old)

@@ -12,7 +12,7 @@ from adpo.experiments.tables import markdown, terminal
 from adpo.extras import require
 from adpo.files import write_json, write_text
 from adpo.training.keys import parse_pairs, read_yaml
-from adpo.tuning import confirmation, summary
+from adpo.tuning import confirmation, summary, trials
 from adpo.tuning.experiments import EXPERIMENTS
 from adpo.tuning.figures import draw
 from adpo.tuning.population import Plan, raised
@@ -108,7 +108,20 @@ def _asked(
         typed.pop(name, None)
     config = typed.pop("config", None)
     in_file = read_yaml(Path(str(config))) if config is not None else {}
-    return Job(job, tuple(words), seed), space(job, typed, ranges, in_file), {**in_file, **typed}
+    asked = {**in_file, **typed}
+    _needs_validation(job, asked)
+    measure = trials.PAIRS if job == "prefer" else trials.REWARD if asked.get("reward") else trials.ACCURACY
+    return Job(job, tuple(words), seed, measure), space(job, typed, ranges, in_file), asked
+
+
+def _needs_validation(job: str, asked: Mapping[str, Any]) -> None:
+    """Trials are compared by the validation set."""
+    setting = "dev_lists" if job == "prefer" else "dev_problems"
+    if asked.get("eval_every") == 0 or asked.get(setting, 0 if asked.get("eval_data") else None) == 0:
+        raise ValueError(
+            f"trials are compared by the validation set, and there is none: set {setting} (with eval_data none is "
+            "taken by itself) and an eval_every above 0"
+        )
 
 
 def _data(words: Sequence[str]) -> list[str]:

@@ -10,7 +10,7 @@ from adpo.experiments.statistics import holm, interval, paired, paired_p
 from adpo.experiments.tables import Lines
 from adpo.files import read_json, write_json
 from adpo.tuning.study import Order
-from adpo.tuning.trials import Tried, tidied
+from adpo.tuning.trials import Tried, tidied, unit, with_unit
 
 STATE = "confirmed.json"
 FINALISTS, LEVEL, LEAST = 3, 0.05, 3
@@ -103,23 +103,27 @@ def verdict(found: list[Held]) -> str:
 
 def table(results: dict[str, Any]) -> Lines:
     found = results["confirmed"]
-    usual = found[0]["scores"]
+    usual, measure = found[0]["scores"], results["measure"]
     rows = []
     for each in found:
         failed = each["scores"].count(None)
-        row = [told(each["values"]), f"{failed} failed" if failed else mean(each["scores"])]
+        row = [told(each["values"]), f"{failed} failed" if failed else mean(each["scores"], measure)]
         compared = each is not found[0] and not failed and None not in usual
-        rows.append([*row, difference(each["scores"], usual) if compared else ""])
+        rows.append([*row, difference(each["scores"], usual, measure) if compared else ""])
     title = f"{results['job']}: {len(usual)} other seeds; highest: {verdict(found)}"
-    return Lines(title, ["settings", f"{results['measure']}, %", "against the job as it is"], rows)
+    return Lines(title, ["settings", with_unit(measure), "against the job as it is"], rows)
 
 
-def mean(scores: list[float]) -> str:
-    found = interval(scores)
-    return f"{100 * found.mean:.1f} ± {100 * found.half:.1f}" if len(scores) > 1 else f"{100 * found.mean:.1f}"
+def mean(scores: list[float], measure: str = "") -> str:
+    found, (scale, percent) = interval(scores), unit(measure)
+    form = ".1f" if percent else ".4g"
+    middle = format(scale * found.mean, form)
+    return f"{middle} ± {format(scale * found.half, form)}" if len(scores) > 1 else middle
 
 
-def difference(ours: list[float], theirs: list[float]) -> str:
-    found = paired(ours, theirs)
-    span = f" [{100 * found.low:+.1f}, {100 * found.high:+.1f}]" if len(ours) > 1 else ""
-    return f"{100 * found.mean:+.1f}{span}"
+def difference(ours: list[float], theirs: list[float], measure: str = "") -> str:
+    found, (scale, percent) = paired(ours, theirs), unit(measure)
+    form = "+.1f" if percent else "+.4g"
+    ends = (format(scale * value, form) for value in (found.low, found.high))
+    span = f" [{', '.join(ends)}]" if len(ours) > 1 else ""
+    return f"{format(scale * found.mean, form)}{span}"

@@ -9,12 +9,14 @@ from matplotlib import pyplot as plt
 from matplotlib.ticker import NullFormatter
 
 from adpo.experiments.pictures import save
+from adpo.tuning.trials import unit, with_unit
 
 
 def draw(results: dict[str, Any], folder: Path) -> None:
     names = list(results["space"])
     trials = [trial for trial in results["trials"] if trial["score"] is not None]
-    reached = [100 * trial["score"] for trial in trials]
+    scale, percent = unit(results["measure"])
+    reached = [scale * trial["score"] for trial in trials]
     size = len(names)
     figure, grid = plt.subplots(size, size, figsize=(2.6 * size + 1.2, 2.4 * size), squeeze=False)
     dots = None
@@ -33,11 +35,11 @@ def draw(results: dict[str, Any], folder: Path) -> None:
             if row == size - 1:
                 axis.set_xlabel(across)
             if column == 0 or row == column:
-                axis.set_ylabel("reached, %" if row == column else down)
+                axis.set_ylabel(", ".join(filter(None, ["reached", percent])) if row == column else down)
             axis.grid(alpha=0.2)
     figure.tight_layout()
     if dots is not None:
-        figure.colorbar(dots, ax=grid.ravel().tolist(), label=f"{results['measure']}, %", shrink=0.8)
+        figure.colorbar(dots, ax=grid.ravel().tolist(), label=with_unit(results["measure"]), shrink=0.8)
     save(figure, folder, "interactions")
 
 

@@ -97,7 +97,7 @@ def _ran(job: Job, order: Order, number: int, place: int, member: dict[str, Any]
 
 def _next(ended: list[dict[str, Any]], space: dict[str, Range], draw: random.Random) -> list[dict[str, Any]]:
     """Everyone goes on from what it has; the worst from what one of the best has."""
-    order = sorted(ended, key=lambda run: -1.0 if run["score"] is None else run["score"])
+    order = sorted(ended, key=_score)
     few = max(1, round(REPLACED * len(order)))
     if order[-1]["score"] is None:
         raise ValueError("every member of the population failed: look at the log.txt files of the round")
@@ -112,6 +112,11 @@ def _next(ended: list[dict[str, Any]], space: dict[str, Range], draw: random.Ran
         values = {name: _changed(source["values"][name], bounds, draw) for name, bounds in space.items()}
         members.append({"values": values, "start": source["folder"]})
     return members
+
+
+def _score(run: dict[str, Any]) -> float:
+    """What failed comes last, also behind rewards below 0."""
+    return -math.inf if run["score"] is None else float(run["score"])
 
 
 def _changed(value: float, bounds: Range, draw: random.Random) -> float:
@@ -135,7 +140,7 @@ def _tidy(out: Path, number: int, ended: list[dict[str, Any]]) -> None:
 
 def _results(job: Job, space: dict[str, Range], runs: list[dict[str, Any]]) -> dict[str, Any]:
     last = max(run["round"] for run in runs)
-    winner = max((run for run in runs if run["round"] == last), key=lambda run: run["score"] or -1.0)
+    winner = max((run for run in runs if run["round"] == last), key=_score)
     line, run = [winner], winner
     while run["start"] is not None:
         run = next(each for each in runs if each["folder"] == run["start"])

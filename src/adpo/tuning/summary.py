@@ -9,6 +9,7 @@ import yaml
 
 from adpo.experiments.tables import Lines
 from adpo.tuning import confirmation
+from adpo.tuning.trials import shown, unit
 
 BEST_SHARE = 0.25
 
@@ -27,7 +28,7 @@ def best_of(results: dict[str, Any]) -> dict[str, Any]:
 
 def recommended(results: dict[str, Any]) -> Lines:
     """Every setting: at the best trial, and where the best quarter of the trials lies."""
-    best = best_of(results)
+    best, measure = best_of(results), results["measure"]
     ended = [trial for trial in results["trials"] if trial["score"] is not None]
     ended.sort(key=lambda trial: -trial["score"])
     top = ended[: max(1, round(BEST_SHARE * len(ended)))]
@@ -44,43 +45,45 @@ def recommended(results: dict[str, Any]) -> Lines:
                 "" if share is None else f"{share:.0%}",
             ]
         )
-    title = f"{results['job']}: {len(results['trials'])} trials, the best {best['score']:.1%}"
+    title = f"{results['job']}: {len(results['trials'])} trials, the best {shown(best['score'], measure)}"
     return Lines(title, ["setting", "best", f"of the best {len(top)}", "tried", "importance"], rows)
 
 
 def lineage(results: dict[str, Any]) -> Lines:
     """Of a population: the settings by which the winner came about, round by round."""
-    names = list(results["space"])
+    names, measure = list(results["space"]), results["measure"]
     rows = [
-        [str(run["round"]), *(f"{run['values'][name]:g}" for name in names), f"{run['score']:.1%}"]
+        [str(run["round"]), *(f"{run['values'][name]:g}" for name in names), shown(run["score"], measure)]
         for run in results["lineage"]
     ]
-    return Lines("how the winner was raised", ["round", *names, results["measure"]], rows)
+    return Lines("how the winner was raised", ["round", *names, measure], rows)
 
 
 def every(results: dict[str, Any]) -> Lines:
     """All trials, the best first."""
-    names = list(results["space"])
-    order = sorted(results["trials"], key=lambda trial: -(trial["score"] or 0.0))
+    names, measure = list(results["space"]), results["measure"]
+    order = sorted(results["trials"], key=lambda trial: (trial["score"] is None, -(trial["score"] or 0.0)))
     rows = [
         [
             *(f"{trial['values'][name]:g}" for name in names),
-            "" if trial["score"] is None else f"{trial['score']:.1%}",
+            "" if trial["score"] is None else shown(trial["score"], measure),
             "" if trial["state"] == "complete" else "given up",
         ]
         for trial in order
     ]
-    return Lines("all trials", [*names, results["measure"], ""], rows)
+    return Lines("all trials", [*names, measure, ""], rows)
 
 
 def config(results: dict[str, Any], asked: Mapping[str, Any]) -> str:
     """What to use as a file for ``--config``: what was chosen, and what was asked for."""
+    measure: str = results["measure"]
     found = confirmation.winner(results["confirmed"]) if "confirmed" in results else None
     if found is not None:
-        values, reached = found["values"], f"{confirmation.mean(found['scores'])} % over other seeds"
+        values = found["values"]
+        reached = f"{confirmation.mean(found['scores'], measure)} {unit(measure)[1]}".strip() + " over other seeds"
     else:
         best = best_of(results)
-        values, reached = best["values"], f"{best['score']:.1%}"
+        values, reached = best["values"], shown(best["score"], measure)
     head = f"# adpo tune {results['job']}: best of {len(results['trials'])} trials, {reached}\n"
     chosen = "".join(f"{name}: {value:g}\n" for name, value in values.items())
     rest = {name: value for name, value in asked.items() if name not in values}

@@ -1,4 +1,4 @@
-"""One trial of a command: the job as a user would type it, in a process of its own, watched by what it logs."""
+"""One trial of a command: the job as a user would type it, in a process of its own, followed by what it logs."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from typing import Protocol
 
 from adpo.files import read_lines
 
-LOOK = "dev/accuracy"
-METRICS, SETTINGS, NOTE, LOG = "metrics.jsonl", "settings.json", "best/accuracy.json", "log.txt"
+LOOKS = ("validation/accuracy", "validation/reward")
+"""What a job logs of its validation set: one of them."""
+METRICS, SETTINGS, NOTE, LOG = "metrics.jsonl", "settings.json", "best/validation.json", "log.txt"
 PATIENCE = 20.0
 """Seconds for a job to end after it has been asked to."""
 
@@ -32,9 +33,31 @@ class Outcome:
     score: float | None
     why: str = ""
     behind: bool = False  # given up because the others are better; else it failed
+    measure: str = ""
 
     def __str__(self) -> str:
-        return self.why if self.score is None else f"{self.score:.1%}"
+        return self.why if self.score is None else shown(self.score, self.measure)
+
+
+ACCURACY, PAIRS, REWARD = (
+    f"{what} on the validation set" for what in ("accuracy", "share of pairs in order", "mean reward")
+)
+"""What the scores of a command are. All but a reward are shares."""
+
+
+def unit(measure: str) -> tuple[float, str]:
+    """What a score is multiplied with to be shown, and the unit it then has."""
+    return (1.0, "") if measure == REWARD else (100.0, "%")
+
+
+def shown(score: float, measure: str) -> str:
+    """A share as a percentage, a reward in its own unit."""
+    return f"{score:.4g}" if measure == REWARD else f"{score:.1%}"
+
+
+def with_unit(measure: str) -> str:
+    """The head of a column."""
+    return ", ".join(part for part in (measure, unit(measure)[1]) if part)
 
 
 class Tried(Protocol):
@@ -70,7 +93,7 @@ class Job:
     name: str  # train or prefer
     words: tuple[str, ...]
     seed: int
-    measure: str = "accuracy on watched problems"
+    measure: str = ACCURACY
 
     def with_seed(self, seed: int) -> Job:
         return replace(self, seed=seed)
@@ -89,7 +112,7 @@ class Job:
             raise ValueError(_last_line(done.stderr).removeprefix("adpo: "))
 
     def carried_out(self, folder: Path, values: Mapping[str, float], look: Look, every: float = 0.5) -> Outcome:
-        """The accuracy on watched problems of what the run keeps; ``look`` is told every one, and may end it."""
+        """What the model that the run keeps reached; ``look`` gets every evaluation, and may end the run."""
         resume = ["--resume"] if (folder / SETTINGS).exists() else []
         folder.mkdir(parents=True, exist_ok=True)
         seen = 0
@@ -108,14 +131,15 @@ class Job:
         for step, accuracy in accuracies(folder)[seen:]:
             look(step, accuracy)
         if process.returncode == 0 and (folder / NOTE).exists():
-            return Outcome(float(json.loads((folder / NOTE).read_text())["accuracy"]))
+            return Outcome(float(json.loads((folder / NOTE).read_text())["value"]), measure=self.measure)
         said = _last_line((folder.parent / f"{folder.name}.{LOG}").read_text(errors="replace"))
         return Outcome(None, f"exit code {process.returncode}: {said}")
 
 
 def accuracies(folder: Path) -> list[tuple[int, float]]:
-    """Looks so far: step and accuracy."""
-    return [(int(row["step"]), float(row[LOOK])) for row in read_lines(folder / METRICS) if LOOK in row]
+    """Evaluations so far: step and score."""
+    rows = read_lines(folder / METRICS)
+    return [(int(row["step"]), float(row[name])) for row in rows for name in LOOKS if name in row]
 
 
 def tidied(folder: Path, kept: bool) -> None:

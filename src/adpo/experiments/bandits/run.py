@@ -17,7 +17,7 @@ from adpo.experiments.bandits.methods import GRID
 from adpo.experiments.bandits.protocol import SCENARIOS, Protocol, Scenario
 from adpo.experiments.bandits.summary import METRICS, against_baselines, summarise, terminal_table, verdict_table
 from adpo.experiments.bandits.tables import joined, markdown, named
-from adpo.experiments.cells import Cell, Job
+from adpo.experiments.cells import Cell, Job, seeds_from
 from adpo.files import write_json
 from adpo.provenance import provenance
 
@@ -82,10 +82,10 @@ class Order:
         return job, job.run(cells, progress, self.workers, prepare)
 
 
-def reproduce(name: str, seeds: int | None, order: Order) -> dict[str, Any]:
+def reproduce(name: str, seeds: int | None, order: Order, first_seed: int | None = None) -> dict[str, Any]:
     """Run the preset, write ``results.json``, the tables and the figures, and return the results."""
     preset = PRESETS[name]
-    used = list(range(FIRST_SEED, FIRST_SEED + (seeds or preset.seeds)))
+    used = list(seeds_from(FIRST_SEED if first_seed is None else first_seed, seeds or preset.seeds))
     description = {
         "experiment": "bandits",
         "preset": name,

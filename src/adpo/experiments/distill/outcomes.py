@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 
+from adpo.experiments.cells import seeds_from
 from adpo.experiments.distill import measures, students
 from adpo.experiments.distill.actor import Actor, Gaussian
 from adpo.experiments.distill.learning import taught
 from adpo.experiments.distill.lessons import Lessons, record
 from adpo.experiments.distill.methods import methods
-from adpo.experiments.distill.protocol import SEEDS_FROM, Lesson, Protocol
+from adpo.experiments.distill.protocol import Lesson, Protocol
 from adpo.experiments.distill.students import Weights
 
 RECORDING_SEED = 7
@@ -40,7 +41,7 @@ def outcome(
     """Of all seeds of a method; the first student's weights can be kept in a file."""
     given = practice.first(lesson.states).corrupted(lesson.noise, lesson.wrong, CORRUPTION_SEED)
     main = lesson == protocol.main
-    seeds = range(SEEDS_FROM, SEEDS_FROM + protocol.seeds)
+    seeds = seeds_from(protocol.first_seed, protocol.seeds)
     course = lesson.course
     weights = taught(methods()[method], course, given, seeds)
     for number in range(protocol.dagger):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from adpo.experiments.cells import Cell, Job
+from adpo.experiments.cells import Cell, Job, seeds_from
 from adpo.experiments.distill import figures, film, outcomes, students, teachers, worlds
 from adpo.experiments.distill.actor import Actor
 from adpo.experiments.distill.lessons import Lessons
@@ -37,13 +37,20 @@ class Order:
 
 
 def reproduce(
-    preset: str, environments: tuple[str, ...] | None, seeds: int | None, order: Order, dagger: int = 0
+    preset: str,
+    environments: tuple[str, ...] | None,
+    seeds: int | None,
+    order: Order,
+    dagger: int = 0,
+    first_seed: int | None = None,
 ) -> dict[str, Any]:
     """Run what is missing, and write ``results.json``, ``tables.md`` and the figures."""
     protocol = PRESETS[preset]
     protocol = protocol if environments is None else replace(protocol, environments=environments)
     protocol = protocol if seeds is None else replace(protocol, seeds=seeds)
+    protocol = protocol if first_seed is None else replace(protocol, first_seed=first_seed)
     protocol = replace(protocol, dagger=dagger)
+    used = list(seeds_from(protocol.first_seed, protocol.seeds))
     for name in protocol.environments:
         worlds.known(name)
     cards = {name: teachers.load_teacher(name, order.teachers)[1] for name in protocol.environments}
@@ -62,6 +69,7 @@ def reproduce(
     found = job.run(cells, progress, order.workers, prepare)
     results = {
         "preset": preset,
+        "seeds": used,
         "provenance": job.provenances(cells),
         "recorded": {name: found[f"lessons-{name}"] for name in protocol.environments},
         "teachers": cards,

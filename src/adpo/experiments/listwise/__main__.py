@@ -24,6 +24,7 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--methods", help="these alone, with commas between them")
     made.add_argument("--seeds", type=_positive, help="reported runs of each method, instead of the preset's")
+    made.add_argument("--first-seed", type=_positive, help="seed of the first reported run (100)")
     made.add_argument("--tokens", type=_positive, help="of a reported run, instead of the preset's")
     made.add_argument("--resume", action="store_true", help="go on where an earlier call with this --out stopped")
     made.add_argument(
@@ -45,6 +46,7 @@ def main() -> int:
     from rich.console import Console
 
     from adpo.experiments.listwise import run, summary
+    from adpo.experiments.listwise.protocol import FIRST_SEED
 
     console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
     try:
@@ -55,6 +57,7 @@ def main() -> int:
             preset=arguments.preset,
             methods=tuple(arguments.methods.split(",")) if arguments.methods else None,
             seeds=arguments.seeds,
+            first_seed=arguments.first_seed or FIRST_SEED,
             tokens=arguments.tokens,
             resume=arguments.resume,
             budget_seconds=arguments.budget_seconds,

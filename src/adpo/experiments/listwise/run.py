@@ -35,12 +35,16 @@ class Order:
     preset: str = "gpu"
     methods: tuple[str, ...] | None = None  # instead of the preset's
     seeds: int | None = None  # instead of the preset's number
+    first_seed: int = FIRST_SEED
     tokens: int | None = None  # instead of the preset's, per reported run
     resume: bool = False
     budget_seconds: float = math.inf
     workers: int = 1  # processes side by side on the device
     say: Callable[[str], None] = lambda _: None  # hears a line for every cell that ends
     started: float = field(default_factory=time.monotonic)
+
+    def seeds_of(self, preset: Preset) -> range:
+        return range(self.first_seed, self.first_seed + preset.seeds)
 
     def chosen(self) -> Preset:
         """The preset with what the user wants changed in it."""
@@ -141,7 +145,7 @@ def reproduce(order: Order) -> dict[str, Any] | None:
         "protocol": asdict(preset.protocol),
     }
     session = Session(order, preset, Job(order.out, settled, order.resume, provenance()))
-    seeds = list(range(FIRST_SEED, FIRST_SEED + preset.seeds))
+    seeds = list(order.seeds_of(preset))
     description = {**settled, "methods": list(preset.methods), "seeds": seeds}
     try:
         results = {"description": description, **_carried_out(session)}
@@ -165,7 +169,7 @@ def _carried_out(session: Session) -> dict[str, Any]:
         tried[name].append({**asdict(setting), "validation": round(_accuracy(found), 6)})
     best = {name: max(scored, key=lambda one: float(one["validation"])) for name, scored in tried.items()}
     chosen = {name: Setting(best[name]["strength"], best[name]["learning_rate"]) for name in methods}
-    seeds = range(FIRST_SEED, FIRST_SEED + session.preset.seeds)
+    seeds = session.order.seeds_of(session.preset)
     runs = session.results(
         [_cell("run", ref_logp, name, chosen[name], seed) for seed in seeds for name in methods]
     )

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any, NamedTuple
 
+from adpo.experiments.cells import seeds_from
 from adpo.experiments.reasoning.methods import METHODS, Settings
 from adpo.experiments.reasoning.variants import Variant
 
@@ -66,7 +67,7 @@ class Choice(NamedTuple):
 
 
 LISTED = (
-    *("methods", "seeds", "repeats", "inners", "wider", "controls", "variants", "variant_seeds"),
+    *("methods", "seeds", "first_seed", "repeats", "inners", "wider", "controls", "variants", "variant_seeds"),
     *("mean_tau", "alone", "kept_every"),
 )
 """What says which trials there are and when they are kept, and nothing of what a trial is."""
@@ -118,6 +119,7 @@ class Preset:
     variant_seeds: int = 3
     mean_tau: float = 0.1  # means are smaller than sums, and so is what they differ by
     alone: tuple[str, ...] = ()  # methods whose reported runs are all that is run of them
+    first_seed: int = 1  # of reported runs; seed 0 chooses rates and settings
     repeats: int = 1  # seeds of the studies of steps on a rollout, rewards that say nothing, and means
     temperature: float = 1.0
     task: str = "arithmetic"  # of the embedded model
@@ -170,18 +172,22 @@ class Preset:
 
     def reported(self, best: dict[str, Choice]) -> Iterator[Trial]:
         """Each method at its own best; other seeds than those that chose it. A seed of everyone at a time."""
-        for seed in range(1, 1 + self.seeds):
+        for seed in seeds_from(self.first_seed, self.seeds):
             for method in self.methods:
                 trial = best[method].trial("seeds", method, self.rollouts, self.inner)
                 yield replace(trial, seed=seed)
 
     def beside(self, best: dict[str, Choice]) -> Iterator[Trial]:
         """Other numbers of steps on a rollout, larger rates, variants, rewards that say nothing, and means."""
-        repeats, methods = range(1, 1 + self.repeats), [each for each in self.methods if each not in self.alone]
+        first = self.first_seed
+        repeats, methods = (
+            seeds_from(first, self.repeats),
+            [each for each in self.methods if each not in self.alone],
+        )
         for seed, method in product(repeats, methods):
             base = replace(best[method].trial("inner", method, self.rollouts, self.inner), seed=seed)
             yield from (replace(base, inner=inner) for inner in self.inners if inner != self.inner)
-        for factor, method, seed in product(self.wider, methods, (1, 2)):
+        for factor, method, seed in product(self.wider, methods, (first, first + 1)):
             base = best[method].trial("range", method, self.rollouts, self.inner)
             yield replace(base, rate=float(f"{factor * base.rate:.3g}"), seed=seed)
         for variant in self.variants:
@@ -191,7 +197,7 @@ class Preset:
                 rate = float(f"{variant.times * base.rate:.3g}")
                 base = replace(base, rate=rate, reward=variant.reward, sharpened=variant.sharpened)
                 base = replace(base, more=tuple(more.items()))
-                yield from (replace(base, seed=seed) for seed in range(1, 1 + self.variant_seeds))
+                yield from (replace(base, seed=seed) for seed in seeds_from(first, self.variant_seeds))
         for seed, method in product(repeats, methods):
             base = replace(best[method].trial("control", method, self.rollouts, self.inner), seed=seed)
             yield from (replace(base, reward=reward) for reward in self.controls)

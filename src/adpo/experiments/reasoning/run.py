@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from adpo.experiments.cells import Cell, Job, Report, fingerprint
+from adpo.experiments.cells import Cell, Job, Report, fingerprint, seeds_from
 from adpo.experiments.reasoning import comparisons, known, parts, problems, summary, trial, warmup
 from adpo.experiments.reasoning.answers import WATCHED
 from adpo.experiments.reasoning.figures import draw
@@ -65,10 +65,12 @@ def _sets(place: Place) -> Sets:
     return problems.from_files(place.data, place.preset, place.start.tokenizer())
 
 
-def reproduce(name: str, methods: Sequence[str] | None, seeds: int | None, order: Order) -> dict[str, Any]:
+def reproduce(
+    name: str, methods: Sequence[str] | None, seeds: int | None, order: Order, first_seed: int | None = None
+) -> dict[str, Any]:
     """Run what is missing; write results, all and as a line for each run, tables and figures."""
     quiet()
-    preset = _chosen(name, methods, seeds)
+    preset = _chosen(name, methods, seeds, first_seed)
     if order.studies is not None:
         _each_once("studies", order.studies, preset.studies())
     listed = [] if order.known is None else known.read(order.known)
@@ -94,6 +96,7 @@ def reproduce(name: str, methods: Sequence[str] | None, seeds: int | None, order
     said = earlier.against
     results = {
         "preset": name,
+        "seeds": list(seeds_from(preset.first_seed, preset.seeds)),
         "provenance": work.provenances(),
         "start_digest": weights,
         "job": same,
@@ -141,12 +144,15 @@ def warm_up(name: str, order: Order, epochs: int) -> str:
     return warmup.told(card)
 
 
-def _chosen(name: str, methods: Sequence[str] | None, seeds: int | None) -> Preset:
+def _chosen(name: str, methods: Sequence[str] | None, seeds: int | None, first_seed: int | None = None) -> Preset:
     preset = PRESETS[name]
     if methods is not None:
         _each_once("methods", methods, tuple(SHORT))
         preset = replace(preset, methods=tuple(SHORT[each] for each in methods))
-    return preset if seeds is None else replace(preset, seeds=seeds)
+    preset = preset if seeds is None else replace(preset, seeds=seeds)
+    preset = preset if first_seed is None else replace(preset, first_seed=first_seed)
+    seeds_from(preset.first_seed, max(preset.seeds, preset.variant_seeds, preset.repeats))
+    return preset
 
 
 def _each_once(option: str, given: Sequence[str], expected: Sequence[str]) -> None:
