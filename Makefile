@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test test-verl test-deepspeed check unit docs format bench dist clean
+.PHONY: run test test-trl test-verl test-deepspeed check unit docs format bench dist clean
 
 run: .venv/.ready  ## environment + training of the embedded model: minutes
 	$(BIN)/adpo train
@@ -16,6 +16,11 @@ test-deepspeed: .venv/.ready build/deepspeed/.ready  ## DeepSpeed, built for the
 	DS_ACCELERATOR=cpu TORCH_EXTENSIONS_DIR=$(CURDIR)/build/deepspeed/extensions OMP_NUM_THREADS=1 \
 		PATH=$(CURDIR)/build/deepspeed/packages/bin:$(CURDIR)/$(BIN):$$PATH PYTHONPATH=$(CURDIR)/build/deepspeed/packages \
 		$(BIN)/pytest -q -p no:cacheprovider tests/on_deepspeed
+
+TRL ?= 1.16.0
+test-trl: .venv/.ready  ## the trainers on another TRL: make test-trl TRL=1.17.0
+	$(PYTHON) -m pip install --quiet --no-deps --upgrade --target build/trl-$(TRL) trl==$(TRL)
+	PYTHONPATH=build/trl-$(TRL) $(BIN)/pytest -n 2 -m "not slow and not gpu" tests/integrations tests/parity/test_trl.py
 
 check: .venv/.ready
 	$(BIN)/ruff check .

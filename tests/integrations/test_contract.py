@@ -1,5 +1,8 @@
 """What is relied on inside TRL: looked at before a trainer is made, and one line where it has changed."""
 
+import tomllib
+from pathlib import Path
+
 import pytest
 import test_trl_online as online
 import tiny_lm
@@ -14,6 +17,15 @@ from adpo.integrations.trl import ADPOConfig, ADPOTrainer, contract, resume
 def test_the_installed_trl_is_as_it_should_be():
     assert contract.changed(GRPOTrainer) == []
     assert Version(contract.OLDEST) <= Version(trl.__version__)
+
+
+def test_the_versions_claimed_are_those_that_are_tested():
+    """The oldest is the bound of the package, the newest is the one that is installed for the tests."""
+    project = Path(__file__).parent.parent.parent
+    extras = tomllib.loads((project / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    bound = next(line for line in extras["lm"] if line.startswith("trl"))
+    assert Version(bound.removeprefix("trl>=")) == Version(contract.OLDEST)
+    assert f"trl=={contract.NEWEST}" in (project / "constraints.txt").read_text().splitlines()
 
 
 @pytest.mark.parametrize("name", contract.SIGNATURES)
