@@ -101,6 +101,29 @@ def test_settings_of_an_engine_that_is_not_used_are_refused(tmp_path, kind, name
         kind(str(tmp_path), **CPU, **{name: value})
 
 
+@pytest.mark.parametrize("kind", [ADPOConfig, FastGRPOConfig])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", 0.0),
+        ("top_p", 2.0),
+        ("top_p", 0.0),
+        ("top_k", -3),
+        ("min_p", 1.5),
+        ("repetition_penalty", 0.0),
+    ],
+)
+def test_sampling_that_is_none_is_refused(tmp_path, kind, name, value):
+    with pytest.raises(ValueError, match=f"^{name} = {value} is refused: expected {of_trl.EXPECTED[name][:8]}"):
+        kind(str(tmp_path), **CPU, **{name: value})
+
+
+@pytest.mark.parametrize("kind", [ADPOConfig, FastGRPOConfig, ListwiseConfig])
+def test_settings_of_kernels_that_are_not_used_are_refused(tmp_path, kind):
+    with pytest.raises(ValueError, match="liger_kernel_config has no effect without use_liger_kernel"):
+        kind(str(tmp_path), **CPU, liger_kernel_config={"rms_norm": True})
+
+
 WITHOUT = """
 import dataclasses, sys
 from trl import GRPOConfig

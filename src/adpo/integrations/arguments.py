@@ -79,6 +79,8 @@ def check_arguments(args: Any, refused: Mapping[str, str] = REFUSED) -> None:
             f"optim = {optimizer} is refused: its weights for training and for evaluation differ, and samples "
             "would come from the wrong ones; take another optimizer"
         )
+    if args.liger_kernel_config and not args.use_liger_kernel:
+        raise ValueError("liger_kernel_config has no effect without use_liger_kernel: set that, or leave it out")
     config = args.accelerator_config
     for name in ("split_batches", "dispatch_batches"):
         value = config.get(name) if isinstance(config, dict) else getattr(config, name, None)

@@ -69,6 +69,15 @@ OWN_ARGUMENTS = {
 """Keys of ``generation_kwargs`` that have an argument of their own, which the scorer knows, too."""
 
 
+EXPECTED = {
+    "temperature": "a number above 0",
+    "top_p": "a share above 0, at most 1 (1 is off)",
+    "top_k": "a whole number, 0 or more (0 is off)",
+    "min_p": "a share from 0 to 1",
+    "repetition_penalty": "a number above 0 (1 is off)",
+}
+
+
 def check_sampling_arguments(args: Any) -> None:
     """Of `ADPOConfig` and of the methods of TRL: samples are drawn as the log-probabilities are computed."""
     for key in args.generation_kwargs or ():
@@ -76,6 +85,15 @@ def check_sampling_arguments(args: Any) -> None:
             raise ValueError(
                 f"generation_kwargs: {key} is refused: only the sampler would know of it; set {OWN_ARGUMENTS[key]}"
             )
+    for name, fine in {
+        "temperature": args.temperature > 0,
+        "top_p": 0 < args.top_p <= 1,
+        "top_k": args.top_k is None or args.top_k >= 0,
+        "min_p": args.min_p is None or 0 <= args.min_p <= 1,
+        "repetition_penalty": args.repetition_penalty > 0,
+    }.items():
+        if not fine:
+            raise ValueError(f"{name} = {getattr(args, name)} is refused: expected {EXPECTED[name]}")
     for field in fields(args):
         for beginning, needed in NEEDS.items():
             value = getattr(args, field.name)

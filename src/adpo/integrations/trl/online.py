@@ -31,6 +31,8 @@ from adpo.lm.completions import answer_of
 from adpo.lm.passes import whole_groups
 
 log = logging.getLogger("adpo")
+SAMPLES = "samples"
+"""The note of a checkpoint on groups of the latest step."""
 
 
 class ADPOTrainer(Anchored):
@@ -82,7 +84,10 @@ class ADPOTrainer(Anchored):
 
     def sample_groups(self, most: int = 2) -> list[dict[str, Any]]:
         """Some groups of the latest step: ``prompt``, and ``members`` with ``text``, ``reward`` and ``c``."""
-        return [] if self._seen is None else self._seen.groups(self._tokenizer, most)
+        if self._seen is None:  # resumed, and no step made since
+            known: list[dict[str, Any]] = self.notes.get(SAMPLES, [])
+            return known[:most]
+        return self._seen.groups(self._tokenizer, most)
 
     def _prepare_inputs(self, generation_batch: Any) -> Rows:
         """As TRL: sample when due, and cut into micro-batches. The last one of a step is given the whole step."""
@@ -241,6 +246,7 @@ class ADPOTrainer(Anchored):
         return super()._had_ended or self._over_budget
 
     def _save_own(self, folder: Path) -> None:
+        self.notes[SAMPLES] = self.sample_groups()
         super()._save_own(folder)
         if self.args.should_save:
             numbers = {
