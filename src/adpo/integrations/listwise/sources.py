@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from adpo.integrations.listwise.config import ListwiseConfig
@@ -42,12 +41,6 @@ def model_and_tokenizer(model: Any, tokenizer: Any, peft_config: Any) -> tuple[A
 
         model = get_peft_model(model, peft_config)
     return model, tokenizer
-
-
-def without_dropout(model: nn.Module) -> None:
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
 
 
 def room(args: ListwiseConfig, context: int | None) -> int | None:

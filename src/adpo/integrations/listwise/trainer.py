@@ -26,6 +26,7 @@ from adpo.integrations.listwise.config import ListwiseConfig
 from adpo.integrations.listwise.watching import Watching
 from adpo.integrations.passes import ByIndex, Passes, one_thread
 from adpo.lm.context import context_length
+from adpo.lm.dropout import without_dropout
 from adpo.lm.scoring import Sequences
 
 FAR = 2**32  # keeps the lists of different processes apart
@@ -60,7 +61,7 @@ class ListwiseTrainer(Watching):
             raise TypeError(f"args must be a ListwiseConfig; got {type(args).__name__}")
         model, processing_class = sources.model_and_tokenizer(model, processing_class, peft_config)
         if args.disable_dropout:
-            sources.without_dropout(model)
+            without_dropout(model)
         refuse_pictures("ListwiseTrainer", (train_dataset, eval_dataset), processing_class)
         refuse_vision("ListwiseTrainer", model)
         refuse_router_loss("ListwiseTrainer", model)

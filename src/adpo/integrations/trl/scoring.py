@@ -11,6 +11,7 @@ from adpo.integrations.forms import NARROW, scorer_of
 from adpo.integrations.passes import SHARDED, then_sharded
 from adpo.integrations.trl.rows import Rows, split
 from adpo.integrations.trl.sampling import Sampling
+from adpo.lm.dropout import without_dropout
 from adpo.lm.padding import counts_padding, moved_right, off_by_padding
 from adpo.lm.passes import Sizes
 from adpo.lm.scoring import Sequences
@@ -26,6 +27,8 @@ class Scoring(Sampling):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
+        if self.args.disable_dropout:
+            without_dropout(self.model)  # TRL knows modules of dropout, not the rates of attention
         self.scorer = scorer_of(self, getattr(self.args, "logp_reduction", "sum"), self.temperature)
         if self.ref_model is not None:
             self.scorer.accept(self.accelerator.unwrap_model(self.ref_model))
