@@ -17,9 +17,10 @@ from typing import Any
 from safetensors import SafetensorError
 
 from adpo.anchors import Self
-from adpo.integrations.arguments import check_processes
+from adpo.integrations.arguments import check_model, check_processes
 from adpo.integrations.guards import TrainingStoppedError
 from adpo.integrations.model_card import CardFacts, write_card
+from adpo.integrations.quantised import keep_differentiable
 
 MANIFEST = "manifest.json"
 NOTES = "notes.json"
@@ -43,8 +44,10 @@ class SafeCheckpoints:
         self.notes: dict[str, Any] = {}
         self.card_facts = CardFacts()
         self._earlier_loss: float | None = None  # summed over the steps before a checkpoint that is gone on from
+        check_model(arguments[0] if arguments else options.get("model"))
         super().__init__(*arguments, **options)
         check_processes(self)
+        keep_differentiable(self.model)  # type: ignore[attr-defined]
 
     def _save_own(self: Any, folder: Path) -> None:
         """What a checkpoint holds besides; called in every process."""
