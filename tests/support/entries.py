@@ -60,12 +60,12 @@ def lists():
 def made(entry, folder, model=None, adapter=None, sampled=False, reward=digits, data=None, **options):
     """A trainer; ``sampled`` completions are the model's own, the others depend on step and row alone."""
     model = tiny_lm.model() if model is None else model
+    tokenizer = options.pop("tokenizer", None) or tiny_lm.tokenizer()
     more = {name: options.pop(name) for name in ("callbacks", "eval_dataset") if name in options}
     if entry == "lists":
         arguments = {**COMMON, "per_device_train_batch_size": 4, "tau": 1.0, **options}
         args = ListwiseConfig(str(folder / "out"), cache=str(folder / "cache"), **arguments)
         rows = Dataset.from_list(lists()) if data is None else data
-        tokenizer = tiny_lm.tokenizer()
         return ListwiseTrainer(
             model, args, rows, processing_class=tokenizer, peft_config=adapter, **{"eval_dataset": None, **more}
         )
@@ -84,7 +84,7 @@ def made(entry, folder, model=None, adapter=None, sampled=False, reward=digits, 
         reward,
         config(str(folder / "out"), **arguments),
         train_dataset=Dataset.from_list([{"prompt": row["prompt"]} for row in lists()]) if data is None else data,
-        processing_class=tiny_lm.tokenizer(),
+        processing_class=tokenizer,
         peft_config=adapter,
         **more,
     )

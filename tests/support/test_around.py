@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import uuid
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -147,7 +148,8 @@ def test_trackers(tmp_path, entry, tracker, monkeypatch):
         "HF_HUB_OFFLINE": "1",
     }.items():
         monkeypatch.setenv(name, value)
-    trainer, moved = trained(entry, tmp_path, report_to=[tracker], run_name=f"{entry} run", project=f"support-{entry}")
+    project = f"adpo-test-{uuid.uuid4().hex}"  # Trackio's folder is that of the user once it has been imported
+    trainer, moved = trained(entry, tmp_path, report_to=[tracker], run_name=f"{entry} run", project=project)
     assert moved
     expected = [log["loss"] for log in trainer.state.log_history if "loss" in log]
     if tracker == "mlflow":
@@ -160,5 +162,6 @@ def test_trackers(tmp_path, entry, tracker, monkeypatch):
         package.finish()
     else:
         storage = pytest.importorskip("trackio.sqlite_storage").SQLiteStorage
-        logs = storage.get_logs(f"support-{entry}", f"{entry} run")
+        logs = storage.get_logs(project, f"{entry} run")
         assert [log["train/loss"] for log in logs if "train/loss" in log] == pytest.approx(expected)
+        package.delete_project(project, force=True)

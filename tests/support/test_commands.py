@@ -1,11 +1,17 @@
 """Features as flags of `adpo train` and `adpo prefer`: what is typed reaches the trainer, and it trains."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from test_around import TRACKERS, Hub
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.integrations import integration_utils
+
+from adpo.integrations.trl.sampling import Sampling
 
 TRAIN = {
     "--max_steps": 2,
@@ -46,6 +52,7 @@ ONLINE = {
     "repetition_penalty": ["--repetition_penalty", "1.3"],
     "num_iterations": ["--num_iterations", "2"],
     "steps_per_generation": ["--steps_per_generation", "2"],
+    "own decoder": ["--record_sampling", "true"],
     "continuous batching": [
         *("--use_transformers_continuous_batching", "true", "--transformers_continuous_batching_config", BLOCKS)
     ],
@@ -79,12 +86,14 @@ def moved(out, start):
 
 
 @pytest.mark.parametrize(("method", "feature"), METHODS, ids=[" ".join(pair) for pair in METHODS])
-def test_train(typed, given, tmp_path, method, feature):
+def test_train(typed, given, tmp_path, monkeypatch, method, feature):
     words = ["--method", method, *(["--truncated", "keep"] if method == "adpo" else []), *GRPO[feature]]
     out = tmp_path / "out"
     reward = ["--reward", f"{given / 'rewards.py'}:digits"]
     if feature == "masks of cut answers":  # of an untrained model nearly all
         words += ["--max_completion_length", "24"]
+    if feature == "own decoder":  # without a GPU steps are taken one by one, the rest is the same
+        monkeypatch.setattr(Sampling, "_why_no_fixed_cache", lambda _: None)
     code, _, errors = typed(
         "train", "--model", given / "model", "--out", out, *reward, *with_defaults(words, TRAIN)
     )
@@ -93,6 +102,8 @@ def test_train(typed, given, tmp_path, method, feature):
     settings = json.loads((out / "settings.json").read_text())
     name = next(word for word in GRPO[feature] if word.startswith("--")).removeprefix("--")
     assert name in json.dumps(settings)
+    sampled = json.loads((out / "summary.json").read_text())["sampling"]
+    assert sampled.startswith("steps recorded") == (feature == "own decoder")
 
 
 @pytest.mark.parametrize("feature", BOTH)
@@ -102,3 +113,100 @@ def test_prefer(typed, given, tmp_path, feature):
     code, _, errors = typed("prefer", given / "lists.jsonl", "--model", given / "model", "--out", out, *words)
     assert code == 0, errors
     assert moved(out, given / "model")
+
+
+CHAT = "{% for m in messages %}{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}={% endif %}"
+
+
+def words_of(command, given, *more):
+    """A short run of either command."""
+    data = ["--reward", f"{given / 'rewards.py'}:digits", "--truncated", "keep"] if command == "train" else []
+    data = data if command == "train" else [given / "lists.jsonl"]
+    options = with_defaults(more, TRAIN if command == "train" else PREFER)
+    first = [] if "--model" in more else ["--model", given / "model"]
+    return [command, *data, *first, *options]
+
+
+both = pytest.mark.parametrize("command", ["train", "prefer"])
+
+
+@both
+def test_chat_templates(typed, given, tmp_path, command):
+    """Rows of messages, through the template of the model."""
+    model = AutoTokenizer.from_pretrained(given / "model")
+    model.chat_template = CHAT
+    shutil.copytree(given / "model", tmp_path / "model")
+    model.save_pretrained(tmp_path / "model")
+    chats = [[{"role": "user", "content": f"{i}+{i}"}] for i in range(40)]
+    answers = [[{"role": "assistant", "content": text}] for text in "12"]
+    rows = [{"prompt": chat, "completions": answers, "rewards": [0, 1]} for chat in chats]
+    if command == "train":
+        rows = [{"prompt": chat} for chat in chats]
+    file, out = tmp_path / "rows.jsonl", tmp_path / "out"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = words_of(command, given, "--data", file, "--model", tmp_path / "model", "--out", out)
+    if command == "prefer":
+        words.remove(given / "lists.jsonl")
+    code, _, errors = typed(*words)
+    assert code == 0, errors
+    assert moved(out, tmp_path / "model")
+
+
+@both
+def test_tensorboard(typed, given, tmp_path, command):
+    out = tmp_path / "out"
+    code, _, errors = typed(*words_of(command, given, "--report_to", "tensorboard", "--out", out))
+    assert code == 0, errors
+    assert list(out.rglob("events.*"))
+
+
+@both
+def test_what_is_pushed_is_whole(typed, given, tmp_path, monkeypatch, command):
+    hub, out = Hub(tmp_path / "hub"), tmp_path / "out"
+    monkeypatch.setattr("transformers.trainer.hf_api", lambda *_, **__: hub)
+    more = ["--push_to_hub", "true", "--hub_model_id", "mine", "--save_steps", "1", "--out", out]
+    code, _, errors = typed(*words_of(command, given, *more))
+    assert code == 0, errors
+    assert hub.uploads
+    for place in hub.uploads:
+        assert AutoModelForCausalLM.from_pretrained(place)
+        assert "anchor" in (place / "README.md").read_text()
+        assert not list(place.glob("checkpoint-*"))
+    saved = load_file(out / "checkpoint-2" / "model.safetensors")
+    last = load_file(hub.uploads[-1] / "model.safetensors")
+    assert all(torch.equal(value, last[name]) for name, value in saved.items())
+
+
+def test_rewards_of_none(typed, given, tmp_path):
+    out = tmp_path / "out"
+    words = words_of("train", given, "--out", out)
+    words[words.index(f"{given / 'rewards.py'}:digits")] = f"{given / 'rewards.py'}:none"
+    code, _, errors = typed(*words)
+    assert code == 0, errors
+    logs = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [log["adpo/no_reward"] for log in logs if "adpo/no_reward" in log] == [0.25, 0.25]
+    assert moved(out, given / "model")
+
+
+@pytest.mark.slow
+@both
+@pytest.mark.parametrize("tracker", TRACKERS)
+def test_trackers(typed, given, tmp_path, monkeypatch, command, tracker):
+    """Where the package is installed; on this machine alone."""
+    pytest.importorskip(tracker)
+    monkeypatch.chdir(tmp_path)
+    for name, value in (
+        *TRACKERS[tracker].items(),
+        ("WANDB_DIR", str(tmp_path)),
+        ("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db"),
+        ("HF_HUB_OFFLINE", "1"),
+    ):
+        monkeypatch.setenv(name, value)
+    out, logged = tmp_path / "out", []
+    names = {"wandb": "WandbCallback", "mlflow": "MLflowCallback", "trackio": "TrackioCallback"}
+    callback = getattr(integration_utils, names[tracker])
+    plain = callback.on_log
+    monkeypatch.setattr(callback, "on_log", lambda *a, **k: (logged.append(k.get("logs")), plain(*a, **k))[1])
+    code, _, errors = typed(*words_of(command, given, "--report_to", tracker, "--out", out))
+    assert code == 0, errors
+    assert len([log for log in logged if "loss" in log]) == 2

@@ -1,14 +1,18 @@
 """What TRL, transformers, PEFT and torch let a user switch on: it trains, and does what it is for."""
 
 import pytest
+import test_tools
 import tiny_lm
+import tool_lm
 import torch
+from datasets import Dataset
 from entries import ENTRIES, GROUP, ONLINE, made, model_of, trained, weights
 from peft import LoraConfig
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, TrainerCallback
 
 from adpo.integrations.listwise import ListwiseTrainer
 from adpo.integrations.quantised import keep_differentiable
+from adpo.integrations.trl.baselines import FastGRPOConfig, FastGRPOTrainer
 from adpo.lm.scoring import Sequences
 
 every_entry = pytest.mark.parametrize("entry", ENTRIES)
@@ -138,6 +142,10 @@ MODELS = {
             **{"mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1},
             **{"mamba_chunk_size": 8, "mamba_d_ssm": 32, "head_dim": 8},
         },
+    ),
+    "state-space, mamba 2": (
+        "mamba2",
+        {"num_heads": 4, "head_dim": 8, "state_size": 8, "n_groups": 1, "chunk_size": 8, "expand": 2},
     ),
     "stretched": (
         "qwen3",
@@ -283,3 +291,129 @@ def test_shaped_samples_are_trained_on(tmp_path, entry, shape):
     options = {"temperature": 0.5} if shape == "temperature" else options
     trainer, moved = trained(entry, tmp_path, sampled=True, max_steps=1, **options)
     assert moved == weights(trainer).keys()
+
+
+CHATS = [[{"role": "user", "content": f"{i}+{i}="}] for i in range(4)]
+
+
+@every_entry
+def test_chat_templates(tmp_path, entry):
+    """The model reads what the template makes of the messages."""
+    tokenizer, seen = tool_lm.tokenizer(), []
+    expected = {
+        tuple(tokenizer.apply_chat_template(c, add_generation_prompt=True, return_dict=False)) for c in CHATS
+    }
+    rows = [{"prompt": chat} for chat in CHATS]
+    if entry == "lists":
+        answers = [[{"role": "assistant", "content": text}] for text in "12"]
+        rows = [{**row, "completions": answers, "rewards": [0.0, 1.0]} for row in rows]
+    trainer = made(
+        entry,
+        tmp_path,
+        model=tool_lm.model(len(tokenizer)),
+        tokenizer=tokenizer,
+        data=Dataset.from_list(rows),
+        reward=lambda completions, **_: [float(row % 3) for row in range(len(completions))],
+        max_steps=1,
+    )
+    if entry == "lists":
+        seen = [trainer.train_dataset[row]["prompt_ids"] for row in range(len(CHATS))]
+    else:
+        plain = trainer._generate_single_turn
+        trainer._generate_single_turn = lambda ids, *rest, **more: (seen.extend(ids), plain(ids, *rest, **more))[1]
+    before = weights(trainer)
+    trainer.train()
+    assert {tuple(ids) for ids in seen} == expected if entry == "lists" else {tuple(ids) for ids in seen} <= expected
+    assert any(not torch.equal(value, before[name]) for name, value in weights(trainer).items())
+
+
+def test_tools_and_environments_with_the_losses_of_trl(tmp_path):
+    """Tokens of the tool have no gradient: other ones give the same step."""
+    found = []
+    for more in ({"tools": [test_tools.add], "reward": test_tools.sizes}, {"environment_factory": Counted}):
+        trainer = test_tools.made(
+            tmp_path, test_tools.calls_and_answers, FastGRPOTrainer, FastGRPOConfig, **more
+        )
+        batches = test_tools.rollouts(trainer)
+        trainer.train()
+        (batch,) = batches
+        found.append(batch)
+        of_tools = batch["completion_mask"].bool() & ~batch["tool_mask"].bool()
+        assert of_tools.any()
+        assert trainer.weights_moved.moved
+        before = list(tool_lm.model(len(trainer.processing_class)).parameters())
+        used = {int(token) for ids in (batch["prompt_ids"], batch["completion_ids"]) for token in ids.flatten()}
+        moved = (list(trainer.model.parameters())[0] != before[0]).any(1).nonzero().flatten().tolist()
+        assert set(moved) <= used
+    assert found[0]["advantages"].ne(0).any()
+    assert found[1]["advantages"].ne(0).any()
+
+
+class Counted(test_tools.Counter):
+    """Its reward is what its tool was asked for."""
+
+    def reset(self, **_) -> None:
+        self.total = 0
+
+    def add(self, a: int, b: int) -> int:
+        """Adds two numbers.
+
+        Args:
+            a: One.
+            b: The other.
+        """
+        self.total += a
+        return a + b
+
+    def get_reward(self) -> float:
+        return float(self.total)
+
+
+def test_the_reference_follows_the_policy(tmp_path):
+    tiny_lm.model().save_pretrained(tmp_path / "model")  # TRL loads the reference by name
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
+    start = {name: value.detach().clone() for name, value in model.named_parameters()}
+    options = {"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 1, "ref_model_mixup_alpha": 0.25}
+    trainer, moved = trained("grpo", tmp_path, model=model, max_steps=1, **options)
+    assert moved
+    policy = weights(trainer)
+    for name, value in trainer.ref_model.named_parameters():
+        torch.testing.assert_close(value, 0.25 * policy[name] + 0.75 * start[name], rtol=0, atol=1e-6)
+
+
+def test_cut_answers_are_masked(tmp_path):
+    """Half of the rows reach the limit: as if TRL's loss had never seen them."""
+
+    def run(scoring):
+        trainer = made("grpo", tmp_path, scoring=scoring, mask_truncated_completions=True, max_steps=1)
+        rows = [[5, 6, 7, 8, 9], [5, 1], [6, 7, 8, 9, 5], [9, 8, 1]] * 2
+        trainer._generate_single_turn = lambda ids, *_, **__: (rows, None)
+        batches = test_tools.rollouts(trainer)
+        trainer.train()
+        assert batches[0]["completion_mask"].any(1).tolist() == [False, True, False, True] * 2
+        return weights(trainer)
+
+    padded, packed = run("padded"), run("packed")
+    start = dict(tiny_lm.model().named_parameters())
+    assert any(not torch.equal(value, start[name]) for name, value in padded.items())
+    for name, value in packed.items():
+        torch.testing.assert_close(value, padded[name], rtol=0, atol=1e-6)
+
+
+@online
+@pytest.mark.parametrize("steps", [{"num_iterations": 2}, {"steps_per_generation": 2}])
+def test_several_steps_on_a_rollout(tmp_path, entry, steps):
+    """The second step is on the rows that were sampled before the first."""
+    trainer = made(entry, tmp_path, **steps)
+    batches, states = test_tools.rollouts(trainer), []
+
+    class Kept(TrainerCallback):
+        def on_step_end(self, *_, **__):
+            states.append(weights(trainer))
+
+    trainer.add_callback(Kept())
+    trainer.train()
+    assert trainer.state.global_step == 2
+    assert len(batches) == 1
+    assert len(batches[0]["completion_ids"]) == 2 * GROUP * steps.get("steps_per_generation", 1)
+    assert any(not torch.equal(value, states[0][name]) for name, value in states[1].items())
