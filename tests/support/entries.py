@@ -52,7 +52,11 @@ def digits(completions, **_):
 
 def lists():
     return [
-        {"prompt": f"{i}+{i + 1}=", "completions": [f"{2 * i + 1}", "0" * (i + 1), "-3"], "rewards": [2.0, 1.0, 0.0]}
+        {
+            "prompt": f"{i}+{i + 1}=",
+            "completions": [f"{2 * i + 1}", "0" * (i + 1), "-3"],
+            "rewards": [2.0, 1.0, 0.0],
+        }
         for i in range(4)
     ]
 

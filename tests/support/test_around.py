@@ -45,7 +45,7 @@ def test_a_checkpoint_of_other_processes_is_not_resumed(tmp_path, entry, monkeyp
         two.setattr(checkpoints, "processes", lambda: 2)
         trained(entry, tmp_path, max_steps=1, save_strategy="steps", save_steps=1)
     trainer = made(entry, tmp_path, max_steps=2)
-    with pytest.raises(ValueError, match="was written by 2 processes, and these are 1: resume it with as many"):
+    with pytest.raises(ValueError, match="was written by 2 processes, not 1: resume it with as many"):
         trainer.train(resume_from_checkpoint=True)
 
 
@@ -86,7 +86,9 @@ def test_what_is_pushed_is_whole(tmp_path, entry, monkeypatch):
         model = AutoModelForCausalLM.from_pretrained(place)
         for name, value in model.named_parameters():
             assert torch.equal(value, state[name])
-        assert AutoTokenizer.from_pretrained(place)("1+1=")["input_ids"] == tiny_lm.tokenizer()("1+1=")["input_ids"]
+        assert (
+            AutoTokenizer.from_pretrained(place)("1+1=")["input_ids"] == tiny_lm.tokenizer()("1+1=")["input_ids"]
+        )
         assert not [path for path in place.rglob("*") if path.name.startswith(("checkpoint-", ".checkpoint"))]
         assert "anchor" in (place / "README.md").read_text() or entry == "grpo"
         assert "DeepSeekMath" not in (place / "README.md").read_text()

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from entries import model_of
 from safetensors.torch import load_file
 from test_around import TRACKERS, Hub
+from test_features import MODELS
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.integrations import integration_utils
 
@@ -41,6 +43,7 @@ BOTH = {
     "gradient checkpointing": ["--gradient_checkpointing", "true"],
     "torch.compile": ["--torch_compile", "true", "--torch_compile_backend", "eager"],
     "bf16": ["--bf16", "true"],
+    "accumulation": ["--gradient_accumulation_steps", "2"],
 }
 ONLINE = {
     **BOTH,
@@ -62,11 +65,16 @@ GRPO = {
     "reference synchronisation": [*("--beta", "0.1", "--sync_ref_model", "true", "--ref_model_sync_steps", "1")],
     "masks of cut answers": ["--mask_truncated_completions", "true"],
 }
-METHODS = [("adpo", name) for name in ONLINE] + [("grpo", name) for name in GRPO]
+METHODS = [("adpo", name) for name in ONLINE] + [
+    ("grpo", name) for name in ("continuous batching", *(name for name in GRPO if name not in ONLINE))
+]
 
 
 def with_defaults(words, defaults):
-    return [*words, *(str(part) for name, value in defaults.items() if name not in words for part in (name, value))]
+    return [
+        *words,
+        *(str(part) for name, value in defaults.items() if name not in words for part in (name, value)),
+    ]
 
 
 def weights(folder):
@@ -150,6 +158,39 @@ def test_chat_templates(typed, given, tmp_path, command):
     code, _, errors = typed(*words)
     assert code == 0, errors
     assert moved(out, tmp_path / "model")
+
+
+@both
+@pytest.mark.parametrize(
+    "name", [name if "mistral" in name else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
+)
+def test_models(typed, given, tmp_path, command, name):
+    """Loaded by the command, which measures them before and after."""
+    kind, options = MODELS[name]
+    folder, out = tmp_path / "model", tmp_path / "out"
+    tokenizer = AutoTokenizer.from_pretrained(given / "model")
+    tokenizer.save_pretrained(folder)
+    known = {"vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id}
+    room = {"max_position_embeddings": 128}
+    if "rope_parameters" in options:  # a context of 32, stretched to 128
+        rope = {**options["rope_parameters"], "original_max_position_embeddings": 32}
+        room = {"max_position_embeddings": 32, "rope_parameters": rope}
+    model_of(kind, **{**options, **room, **known, "pad_token_id": tokenizer.pad_token_id}).save_pretrained(folder)
+    code, _, errors = typed(*words_of(command, given, "--model", folder, "--out", out))
+    assert code == 0, errors
+    assert moved(out, folder)
+
+
+def test_a_model_that_reads_padding_on_lists(typed, given, tmp_path):
+    """Rows of lists are padded behind their end."""
+    tokenizer = AutoTokenizer.from_pretrained(given / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    known = {"vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id, "context_length": 128}
+    model_of("rwkv", attention_hidden_size=16, **known).save_pretrained(tmp_path / "model")
+    words = words_of("prefer", given, "--model", tmp_path / "model", "--out", tmp_path / "out")
+    code, _, errors = typed(*words)
+    assert code == 0, errors
+    assert moved(tmp_path / "out", tmp_path / "model")
 
 
 @both

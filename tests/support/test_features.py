@@ -42,9 +42,7 @@ def test_all_weights(tmp_path, entry):
 
 def quantised(folder):
     tiny_lm.model(hidden_size=64, layers=2).save_pretrained(folder)
-    config = BitsAndBytesConfig(
-        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32
-    )
+    config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32)
     return AutoModelForCausalLM.from_pretrained(
         folder, quantization_config=config, dtype=torch.float32, device_map="cpu"
     )
@@ -134,7 +132,10 @@ MODELS = {
         "gemma3_text",
         {"sliding_window": 3, "layer_types": ["sliding_attention", "full_attention"], "head_dim": 8},
     ),
-    "experts": ("qwen3_moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "head_dim": 8}),
+    "experts": (
+        "qwen3_moe",
+        {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "head_dim": 8},
+    ),
     "hybrid, lfm2": ("lfm2", {"layer_types": ["conv", "full_attention"]}),
     "hybrid, falcon h1": (
         "falcon_h1",
@@ -164,7 +165,9 @@ MODELS = {
 def alone(model, ids, prompt):
     """Log-probability of what follows the prompt, of one row without padding."""
     logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, :-1].float()
-    return float(logits.detach().log_softmax(1).gather(1, torch.tensor(ids)[1:, None])[prompt - 1 :].double().sum())
+    return float(
+        logits.detach().log_softmax(1).gather(1, torch.tensor(ids)[1:, None])[prompt - 1 :].double().sum()
+    )
 
 
 def scored(trainer, prompts, completions):
@@ -206,6 +209,18 @@ def test_models(tmp_path, entry, model):
     assert trainer.weights_moved.moved
 
 
+def test_a_model_that_reads_padding_on_lists(tmp_path):
+    """Rows of lists are padded behind their end, where it is not read."""
+    trainer = made("lists", tmp_path, model=model_of("rwkv", attention_hidden_size=16), max_steps=1)
+    prompts, completions = [[5, 6, 7, 8, 9], [10]], [[13, 14, 2, 1], [7]]
+    expected = [alone(trainer.model.eval(), p + c, len(p)) for p, c in zip(prompts, completions, strict=True)]
+    found = scored(trainer, prompts, completions).detach()
+    torch.testing.assert_close(found.double(), torch.tensor(expected).double(), rtol=0, atol=1e-5)
+    before = weights(trainer)
+    trainer.train()
+    assert any(not torch.equal(value, before[name]) for name, value in weights(trainer).items())
+
+
 def test_the_window_of_these_models_is_one():
     """Else their rows would say nothing about windows."""
     name, options = MODELS["sliding window, mistral"]
@@ -230,7 +245,9 @@ def peaked():
             layer.self_attn.o_proj.weight.zero_()
             layer.mlp.down_proj.weight.zero_()
         model.lm_head.weight.mul_(60)
-        model.model.embed_tokens.weight[0] = torch.randn(16)  # the row of padding is zero, and all that follows tied
+        model.model.embed_tokens.weight[0] = torch.randn(
+            16
+        )  # the row of padding is zero, and all that follows tied
     return model
 
 
@@ -323,7 +340,9 @@ def test_chat_templates(tmp_path, entry):
         trainer._generate_single_turn = lambda ids, *rest, **more: (seen.extend(ids), plain(ids, *rest, **more))[1]
     before = weights(trainer)
     trainer.train()
-    assert {tuple(ids) for ids in seen} == expected if entry == "lists" else {tuple(ids) for ids in seen} <= expected
+    assert (
+        {tuple(ids) for ids in seen} == expected if entry == "lists" else {tuple(ids) for ids in seen} <= expected
+    )
     assert any(not torch.equal(value, before[name]) for name, value in weights(trainer).items())
 
 
@@ -331,9 +350,7 @@ def test_tools_and_environments_with_the_losses_of_trl(tmp_path):
     """Tokens of the tool have no gradient: other ones give the same step."""
     found = []
     for more in ({"tools": [test_tools.add], "reward": test_tools.sizes}, {"environment_factory": Counted}):
-        trainer = test_tools.made(
-            tmp_path, test_tools.calls_and_answers, FastGRPOTrainer, FastGRPOConfig, **more
-        )
+        trainer = test_tools.made(tmp_path, test_tools.calls_and_answers, FastGRPOTrainer, FastGRPOConfig, **more)
         batches = test_tools.rollouts(trainer)
         trainer.train()
         (batch,) = batches
@@ -343,7 +360,7 @@ def test_tools_and_environments_with_the_losses_of_trl(tmp_path):
         assert trainer.weights_moved.moved
         before = list(tool_lm.model(len(trainer.processing_class)).parameters())
         used = {int(token) for ids in (batch["prompt_ids"], batch["completion_ids"]) for token in ids.flatten()}
-        moved = (list(trainer.model.parameters())[0] != before[0]).any(1).nonzero().flatten().tolist()
+        moved = (next(iter(trainer.model.parameters())) != before[0]).any(1).nonzero().flatten().tolist()
         assert set(moved) <= used
     assert found[0]["advantages"].ne(0).any()
     assert found[1]["advantages"].ne(0).any()

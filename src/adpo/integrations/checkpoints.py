@@ -200,7 +200,7 @@ def verify(folder: Path, run: str = "") -> None:
         raise ValueError(f"{folder} is a checkpoint of another run (other settings or data): not resumed")
     before, now = manifest.get("processes", processes()), processes()
     if before != now:  # they would be dealt other rows, and hold other parts of a rollout
-        raise ValueError(f"{folder} was written by {before} processes, and these are {now}: resume it with as many")
+        raise ValueError(f"{folder} was written by {before} processes, not {now}: resume it with as many")
 
 
 def check_resumable(folder: Path) -> None:
