@@ -145,6 +145,10 @@ REFUSALS = {
         **{entry: trained_by(entry, **FSDP1) for entry in TRAINERS},
         **{c: typed(c, "--fsdp", "full_shard", "--fsdp_config", "{version: 1}") for c in COMMANDS},
     },
+    "fp16-on-a-cpu": {
+        **{entry: trained_by(entry, fp16=True) for entry in TRAINERS},
+        **{command: typed(command, "--fp16", "true") for command in COMMANDS},
+    },
     "zero-3": {
         **{entry: stage_3(trained_by(entry)) for entry in TRAINERS},
         **{command: stage_3(typed(command)) for command in COMMANDS},

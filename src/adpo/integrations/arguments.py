@@ -127,3 +127,6 @@ def check_processes(trainer: Any) -> None:
     if plugin is not None and getattr(plugin, "fsdp_version", 2) != 2:
         raise ValueError("FSDP1 is not supported: set fsdp_version: 2 (in fsdp_config, or in accelerate's config)")
     check_model(trainer.accelerator.unwrap_model(trainer.model))
+    accelerator = trainer.accelerator
+    if accelerator.mixed_precision == "fp16" and accelerator.device.type == "cpu":
+        raise ValueError("fp16 is for GPUs, and would have no effect on a CPU: use bf16, or leave it out")
