@@ -10,6 +10,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 
+def processes() -> int:
+    """How many there are in this training."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
 class Ranks:
     """The ranks that hold parts of the batch: all those of a process group, or this process alone."""
 

@@ -7,17 +7,22 @@ meaning is about something that these trainers have not got.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from typing import Any
 
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+NO_PARALLELISM = "tensor, context and sequence parallelism are not supported; FSDP2 and DDP are"
 REFUSED: dict[str, str] = {
     "auto_find_batch_size": "passes are fitted to the memory by tokens_per_pass",
     "ignore_data_skip": "a resumed run would be trained on other rows",
     "label_smoothing_factor": "it is for labels, of which there are none; label_smoothing smooths the target",
     "length_column_name": "rows come in the order of seed and epoch",
     "neftune_noise_alpha": "noise on the embeddings moves u away from zero where policy and anchor are equal",
-    "parallelism_config": "tensor, context and sequence parallelism are not supported; FSDP2 and DDP are",
+    "parallelism_config": NO_PARALLELISM,
     "train_sampling_strategy": "rows come in the order of seed and epoch",
 }
 """Arguments of transformers, with the reason."""
@@ -90,8 +95,40 @@ def check_arguments(args: Any, refused: Mapping[str, str] = REFUSED) -> None:
             )
 
 
+def check_sharding(args: Any) -> None:
+    """Of arguments that have settled: what they, or accelerate's launcher, ask of several processes."""
+    by_arguments = bool(args.fsdp) and (args.fsdp_plugin_args or {}).get("fsdp_version") != 2
+    by_launcher = _asked("ACCELERATE_USE_FSDP") and os.environ.get("FSDP_VERSION") == "1" and not args.fsdp
+    if by_arguments or by_launcher:
+        raise ValueError("FSDP1 is not supported: set fsdp_version: 2 (in fsdp_config, or in accelerate's config)")
+    if _asked("ACCELERATE_USE_PARALLELISM_CONFIG"):
+        raise ValueError(f"accelerate's parallelism_config is refused: {NO_PARALLELISM}; leave it out")
+    engine = getattr(getattr(args, "deepspeed_plugin", None), "deepspeed_config", None) or {}
+    for name in ("tensor_parallel", "sequence_parallel_size"):
+        if name in engine:
+            raise ValueError(f"DeepSpeed's {name} is refused: {NO_PARALLELISM}; leave it out")
+
+
+def check_model(model: Any) -> None:
+    """Before anything is made of it; a model that is only named is looked at once it has been loaded."""
+    parameters = model.parameters() if isinstance(model, nn.Module) else ()
+    if (getattr(model, "_tp_size", None) or 1) > 1 or any(isinstance(one, DTensor) for one in parameters):
+        raise ValueError(
+            "the model's parameters are split among processes (tensor parallelism): load it without tp_plan and "
+            "device_mesh; FSDP2 splits them during training"
+        )
+
+
+def _asked(name: str) -> bool:
+    return os.environ.get(name, "false").lower() in ("1", "true", "yes")
+
+
 def check_processes(trainer: Any) -> None:
     """Of a trainer that has been made: the kinds of sharding that its passes are right for."""
     plugin = getattr(trainer.accelerator.state, "fsdp_plugin", None)
     if plugin is not None and getattr(plugin, "fsdp_version", 2) != 2:
         raise ValueError("FSDP1 is not supported: set fsdp_version: 2 (in fsdp_config, or in accelerate's config)")
+    check_model(trainer.accelerator.unwrap_model(trainer.model))
+    accelerator = trainer.accelerator
+    if accelerator.mixed_precision == "fp16" and accelerator.device.type == "cpu":
+        raise ValueError("fp16 is for GPUs, and would have no effect on a CPU: use bf16, or leave it out")

@@ -17,9 +17,11 @@ from typing import Any
 from safetensors import SafetensorError
 
 from adpo.anchors import Self
-from adpo.integrations.arguments import check_processes
+from adpo.integrations.arguments import check_model, check_processes
 from adpo.integrations.guards import TrainingStoppedError
 from adpo.integrations.model_card import CardFacts, write_card
+from adpo.integrations.quantised import keep_differentiable
+from adpo.ranks import processes
 
 MANIFEST = "manifest.json"
 NOTES = "notes.json"
@@ -43,8 +45,10 @@ class SafeCheckpoints:
         self.notes: dict[str, Any] = {}
         self.card_facts = CardFacts()
         self._earlier_loss: float | None = None  # summed over the steps before a checkpoint that is gone on from
+        check_model(arguments[0] if arguments else options.get("model"))
         super().__init__(*arguments, **options)
         check_processes(self)
+        keep_differentiable(self.model)  # type: ignore[attr-defined]
 
     def _save_own(self: Any, folder: Path) -> None:
         """What a checkpoint holds besides; called in every process."""
@@ -111,6 +115,7 @@ class SafeCheckpoints:
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         if self._part is None:  # otherwise later, under its own name
+            self.create_model_card()
             super()._push_from_checkpoint(checkpoint_folder)  # type: ignore[misc]
 
     def create_model_card(
@@ -166,7 +171,8 @@ def seal(folder: Path, run: str, step: int) -> None:
     """Write the manifest, and see that all of it is on the disk."""
     found = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     files = {path.relative_to(folder).as_posix(): _described(path) for path in found}
-    (folder / MANIFEST).write_text(json.dumps({"run": run, "step": step, "files": files}, indent=1) + "\n")
+    known = {"run": run, "step": step, "processes": processes(), "files": files}
+    (folder / MANIFEST).write_text(json.dumps(known, indent=1) + "\n")
     for path in [*found, folder / MANIFEST, folder]:
         _flush(path)
 
@@ -192,6 +198,9 @@ def verify(folder: Path, run: str = "") -> None:
             raise ValueError(_damaged(folder, name, "its content was changed"))
     if run and theirs != run:
         raise ValueError(f"{folder} is a checkpoint of another run (other settings or data): not resumed")
+    before, now = manifest.get("processes", processes()), processes()
+    if before != now:  # they would be dealt other rows, and hold other parts of a rollout
+        raise ValueError(f"{folder} was written by {before} processes, not {now}: resume it with as many")
 
 
 def check_resumable(folder: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from adpo.integrations.arguments import check_sharding
 from adpo.integrations.coordinates import choose
 from adpo.integrations.engine import refuse_stage
 from adpo.integrations.passes import SHARDED
@@ -50,6 +51,7 @@ class ScoringForms:
 
     def check_forms(self) -> None:
         refuse_stage(self)
+        check_sharding(self)
         choose("scoring", self.scoring, ("auto", "padded", "packed"))
         choose("attention", self.attention, ("auto", *NAMES))
         if self.ddp_broadcast_buffers:

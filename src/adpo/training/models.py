@@ -14,6 +14,7 @@ from accelerate.utils import broadcast_object_list
 from safetensors import SafetensorError
 
 from adpo.devices import best_device
+from adpo.integrations.quantised import keep_differentiable
 from adpo.lm import embedded
 from adpo.lm.context import context_length
 from adpo.training.display import Display
@@ -71,6 +72,7 @@ def load_model(folder: str | Path, options: dict[str, Any] | None = None) -> tup
             model = AutoModelForCausalLM.from_pretrained(folder, **options)
     except (ImportError, OSError, SafetensorError, TypeError, ValueError) as error:  # TypeError: unknown option
         raise _unloadable(folder, error) from None
+    keep_differentiable(model)
     return model.to(best_device()), tokenizer
 
 
