@@ -113,43 +113,6 @@ def lora():
     return LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
 
 
-def typed(folder, command, *words):
-    """The command in this process: its exit code and its summary."""
-    from adpo import cli
-
-    folder = Path(folder)
-    rewards, lists = folder / "rewards.py", folder / "lists.jsonl"
-    rewards.write_text(
-        "def digits(completions, **_):\n    return [sum(map(str.isdigit, t)) / 16 for t in completions]\n"
-    )
-    row = {"prompt": "1+1=", "completions": ["2", "3", "44"], "rewards": [1, 0.5, 0]}
-    lists.write_text("\n".join(json.dumps({**row, "prompt": f"{n}+1="}) for n in range(40)) + "\n")
-    given = {
-        "train": [
-            "--reward",
-            f"{rewards}:digits",
-            "--truncated",
-            "keep",
-            "--eval_problems",
-            "8",
-            "--dev_problems",
-            "0",
-        ],
-        "prefer": [str(lists), "--eval_lists", "4", "--dev_lists", "0", "--cache", str(folder / "cache")],
-    }[command]
-    if command == "train":
-        given += ["--dev_problems", "0", "--num_generations", "4", "--max_completion_length", "16"]
-    out = folder / "cli"
-    general = ["--model", folder / "model", "--out", out, "--max_steps", "3", "--per_device_train_batch_size", "8"]
-    sys.argv = ["adpo", command, *given, *map(str, [*general, "--learning_rate", "1e-3", *words])]
-    try:
-        cli.main()
-    except SystemExit as end:
-        code = end.code
-    return {"code": code, "verdict": json.loads((out / "summary.json").read_text())["nothing_learnt"]}
-
-
-FP16 = ("--fp16", "true", "--bf16", "false")
 VLLM = {"use_vllm": True}
 KEPT = {"truncated": "keep"}
 WORKERS = {
@@ -167,14 +130,6 @@ WORKERS = {
     "fp16 adpo equal": lambda folder: trained(folder, "adpo", same, bf16=False, fp16=True, **KEPT),
     "fp16 grpo equal": lambda folder: trained(folder, "grpo", same, bf16=False, fp16=True),
     "own decoder": lambda folder: trained(folder, "adpo", digits, **KEPT, record_sampling=True),
-    "liger adpo": lambda folder: trained(folder, "adpo", digits, **KEPT, use_liger_kernel=True),
-    "liger grpo": lambda folder: trained(folder, "grpo", digits, use_liger_kernel=True),
-    "train fp16": lambda folder: typed(folder, "train", *FP16),
-    "prefer fp16": lambda folder: typed(folder, "prefer", *FP16),
-    "vllm train": lambda folder: typed(
-        *(folder, "train", "--use_vllm", "true", "--vllm_gpu_memory_utilization", "0.1"),
-        *("--vllm_max_model_length", "200"),
-    ),
     "continuous batching": lambda folder: trained(
         folder, "adpo", digits, **KEPT, use_transformers_continuous_batching=True
     ),
@@ -206,18 +161,8 @@ def run(folder, name):
     return json.loads(found.stdout.strip().splitlines()[-1])
 
 
-LEARN = ["vllm adpo", "vllm grpo", "own decoder", "continuous batching", "fp16 adpo", "liger adpo", "liger grpo"]
-
-
-@pytest.mark.parametrize("name", ["train fp16", "prefer fp16", "vllm train"])
-def test_commands(folder, name):
-    assert run(folder, name) == {"code": 0, "verdict": None}
-
-
-@pytest.mark.parametrize("name", LEARN)
+@pytest.mark.parametrize("name", ["vllm adpo", "vllm grpo", "own decoder", "continuous batching", "fp16 adpo"])
 def test_runs_that_learn(folder, name):
-    if name.startswith("liger"):
-        pytest.importorskip("liger_kernel")
     found = run(folder, name)
     assert found["moved"] is True
     assert found["verdict"] is None

@@ -50,7 +50,7 @@ class Observed(Stepping):
 
     def _endings(self) -> Endings:
         return Endings(
-            ends={*self.eos_token_ids, self._tokenizer.pad_token_id},
+            ends=set(self.eos_token_ids),
             limit=self.max_completion_length or math.inf,
             stop_words=bool(STOPS & set(self.args.generation_kwargs or ())),
             own_rollout=self.rollout_func is not None,
