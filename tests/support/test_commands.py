@@ -93,7 +93,23 @@ def moved(out, start):
     return any(not torch.equal(value.float(), begun[name].to(value).float()) for name, value in saved.items())
 
 
-@pytest.mark.parametrize(("method", "feature"), METHODS, ids=[" ".join(pair) for pair in METHODS])
+QUICK = (
+    "adpo gradient checkpointing",
+    "adpo top_p",
+    "adpo qlora",
+    "adpo num_iterations",
+    "grpo masks of cut answers",
+)
+"""The others are slow, all together."""
+
+
+@pytest.mark.parametrize(
+    ("method", "feature"),
+    [
+        pytest.param(*pair, id=" ".join(pair), marks=[] if " ".join(pair) in QUICK else pytest.mark.slow)
+        for pair in METHODS
+    ],
+)
 def test_train(typed, given, tmp_path, monkeypatch, method, feature):
     words = ["--method", method, *(["--truncated", "keep"] if method == "adpo" else []), *GRPO[feature]]
     out = tmp_path / "out"
@@ -114,7 +130,9 @@ def test_train(typed, given, tmp_path, monkeypatch, method, feature):
     assert sampled.startswith("steps recorded") == (feature == "own decoder")
 
 
-@pytest.mark.parametrize("feature", BOTH)
+@pytest.mark.parametrize(
+    "feature", [pytest.param(name, marks=pytest.mark.slow) if "compile" in name else name for name in BOTH]
+)
 def test_prefer(typed, given, tmp_path, feature):
     out = tmp_path / "out"
     words = with_defaults(BOTH[feature], PREFER)

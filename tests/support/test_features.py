@@ -85,13 +85,8 @@ def test_what_an_evaluation_repacked_is_unpacked(tmp_path):
 
 SAME = {
     "gradient checkpointing": {"gradient_checkpointing": True},
-    "gradient checkpointing, reentrant": {
-        "gradient_checkpointing": True,
-        "gradient_checkpointing_kwargs": {"use_reentrant": True},
-    },
     "torch.compile": {"torch_compile": True, "torch_compile_backend": "eager"},
     "accumulation": {"gradient_accumulation_steps": 2},
-    "dataloader processes": {"dataloader_num_workers": 1},
 }
 """They change how a gradient is computed, never what it is."""
 
@@ -301,6 +296,7 @@ def test_repetitions_are_penalised(tmp_path, entry):
     assert repeated(50.0) < 0.5 * repeated(1.0)
 
 
+@pytest.mark.slow
 @online
 @pytest.mark.parametrize("shape", [*SHAPES, "repetition_penalty"])
 def test_shaped_samples_are_trained_on(tmp_path, entry, shape):
