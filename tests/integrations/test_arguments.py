@@ -124,6 +124,15 @@ def test_settings_of_kernels_that_are_not_used_are_refused(tmp_path, kind):
         kind(str(tmp_path), **CPU, liger_kernel_config={"rms_norm": True})
 
 
+@pytest.mark.parametrize("kind", [ADPOConfig, FastGRPOConfig, ListwiseConfig])
+def test_liger_layers_are_scored_on_padded_rows(tmp_path, kind):
+    """They put a forward pass of their own in the place of the one that packs, once training starts."""
+    assert kind(str(tmp_path), **CPU).forms(sharded=False).scoring == "auto"
+    assert kind(str(tmp_path), **CPU, use_liger_kernel=True).forms(sharded=False).scoring == "padded"
+    with pytest.raises(ValueError, match="scoring packed does not work with use_liger_kernel"):
+        kind(str(tmp_path), **CPU, use_liger_kernel=True, scoring="packed").forms(sharded=False)
+
+
 WITHOUT = """
 import dataclasses, sys
 from trl import GRPOConfig

@@ -18,7 +18,7 @@ from test_vllm_cuda import model as larger_model
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 LEARN = ["--max_completion_length", "16", "--learning_rate", "1e-4"]
 VLLM = [*LEARN, "--use_vllm", "true", "--vllm_mode", "colocate", "--vllm_gpu_memory_utilization", "0.1"]
-VLLM += ["--vllm_max_model_length", "64", "--bf16", "true"]
+VLLM += ["--vllm_max_model_length", "200", "--bf16", "true"]
 FLAGS = {
     "vllm": ("train", VLLM),
     "vllm, sleeping, an adapter": ("train", [*VLLM, "--vllm_enable_sleep_mode", "true", "--use_peft"]),

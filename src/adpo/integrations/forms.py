@@ -71,14 +71,19 @@ class ScoringForms:
             self.gradient_checkpointing = True
 
     def forms(self, sharded: bool) -> Forms:
-        """Packed rows have not been tried on parameters that accelerate shards."""
+        """Packed rows have not been tried on sharded parameters; Liger brings a forward pass of its own."""
+        if self.use_liger_kernel and self.scoring == "packed":  # type: ignore[attr-defined]
+            raise ValueError(
+                "scoring packed does not work with use_liger_kernel, which puts a forward pass of its own in the "
+                "place of the one that packs: leave one of them out"
+            )
         if sharded and self.scoring == "packed":
             raise ValueError(
                 "scoring packed does not work on sharded parameters (FSDP, DeepSpeed) yet: use padded"
             )
         asked = self.tokens_per_pass
         budget = "auto" if asked == "auto" else int(asked)
-        scoring = "padded" if sharded else self.scoring
+        scoring = "padded" if sharded or self.use_liger_kernel else self.scoring  # type: ignore[attr-defined]
         return Forms(scoring, self.attention, self.share_prompts, self.compile_layers, budget)  # type: ignore[arg-type]
 
 
