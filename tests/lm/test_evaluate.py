@@ -179,3 +179,26 @@ def test_answers_by_recorded_steps_are_those_of_generate(monkeypatch):
         model.config.sliding_window = 16  # a model that cannot be sampled so is sampled as before
         assert answers(model, make_tokenizer(), prompts, recorded) == expected
         model.config.sliding_window = None
+
+
+def test_models_that_read_padding_answer_as_they_do_alone():
+    """A state runs through padding on the left: such a model is asked one prompt at a time."""
+    from transformers import RwkvConfig, RwkvForCausalLM
+
+    tokenizer = make_tokenizer()
+    torch.manual_seed(0)
+    config = RwkvConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        attention_hidden_size=32,
+        num_hidden_layers=2,
+        context_length=64,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    model = RwkvForCausalLM(config).eval()
+    for value in model.parameters():  # far from its zeros: what it reads shows
+        torch.nn.init.normal_(value, std=0.3)
+    prompts = ["1+1=", "12+345=", "9=", "123456+7="]
+    alone = [answers(model, tokenizer, [prompt], Sampling(8))[0] for prompt in prompts]
+    assert answers(model, tokenizer, prompts, Sampling(8, batch=4)) == alone

@@ -16,6 +16,7 @@ import torch
 
 from adpo.lm.decoding import Decoder, ends_of, padded
 from adpo.lm.decoding_checks import why_not_decoded
+from adpo.lm.padding import off_by_padding
 
 
 @dataclass(frozen=True)
@@ -173,8 +174,10 @@ def _generated(
     if sampling.temperature > 0:
         options = {"do_sample": True, "temperature": sampling.temperature, "top_p": 1.0, "top_k": 0}
     try:
-        for start in range(0, len(prompts), sampling.batch):
-            inputs = _tokens(tokenizer, prompts[start : start + sampling.batch], chat).to(model.device)
+        # A state that runs through padding on the left would change the answers: one prompt at a time has none.
+        size = 1 if off_by_padding(model, positions=True) else sampling.batch
+        for start in range(0, len(prompts), size):
+            inputs = _tokens(tokenizer, prompts[start : start + size], chat).to(model.device)
             out = model.generate(
                 **inputs,
                 **options,
