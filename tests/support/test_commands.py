@@ -223,6 +223,7 @@ def test_tensorboard(typed, given, tmp_path, command):
 def test_what_is_pushed_is_whole(typed, given, tmp_path, monkeypatch, command):
     hub, out = Hub(tmp_path / "hub"), tmp_path / "out"
     monkeypatch.setattr("transformers.trainer.hf_api", lambda *_, **__: hub)
+    monkeypatch.setattr("huggingface_hub.HfApi.whoami", lambda *_, **__: {"name": "me"})
     more = ["--push_to_hub", "true", "--hub_model_id", "mine", "--save_steps", "1", "--out", out]
     code, _, errors = typed(*words_of(command, given, *more))
     assert code == 0, errors

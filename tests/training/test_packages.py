@@ -25,8 +25,6 @@ MISSING = {
     "--use_liger_kernel true": ("liger_kernel", "pip install liger-kernel"),
     "--optim adamw_bnb_8bit": ("bitsandbytes", "optim adamw_bnb_8bit: You need to install `bitsandbytes`"),
     "--optim galore_adamw": ("galore_torch", "optim galore_adamw: You need to install `galore_torch`"),
-    "--optim schedule_free_adamw": ("schedulefree", "optim schedule_free_adamw: You need to install"),
-    "--optim lomo": ("lomo_optim", "optim lomo: You need to install"),
     "--optim adamw_torch_8bit": ("torchao", "optim adamw_torch_8bit: You need to have `torchao"),
     "--push_to_hub true": (None, "push_to_hub: the hub cannot be reached, or does not know you"),
     "--hub_token abc": (None, "hub_token cannot be set: a run keeps its settings on disk"),
@@ -72,14 +70,11 @@ def test_what_is_missing_is_one_line_at_the_start(words, command, tmp_path, monk
     assert not out.exists()
 
 
-def test_a_hub_that_knows_you_and_an_optimizer_that_needs_the_model(tmp_path, monkeypatch):
+def test_a_hub_that_knows_you(tmp_path, monkeypatch):
     from adpo.integrations.listwise import ListwiseConfig
 
     monkeypatch.setattr(huggingface_hub.HfApi, "whoami", lambda *_, **__: {"name": "me"})
     packages.check_packages(ListwiseConfig(str(tmp_path), push_to_hub=True, use_cpu=True, report_to="none"))
-    with monkeypatch.context() as patch:
-        patch.setattr("transformers.trainer_optimizer.is_lomo_available", lambda: True)
-        packages.check_packages(ListwiseConfig(str(tmp_path), optim="lomo", use_cpu=True, report_to="none"))
 
 
 def test_what_fails_outside_is_one_line_and_what_fails_here_is_not():

@@ -407,10 +407,10 @@ def test_an_interrupted_run_goes_on_where_it_stopped(train, digits, typed, model
     assert "a run with other settings (tau: 1.0, not 0.5)" in errors
 
 
-def test_the_same_command_again_with_resume(typed, model, tmp_path):
+def test_the_same_command_again_with_resume(typed, model, digits, tmp_path):
     """What equals the run's settings is accepted, also what is so by default; a difference has both values."""
     out = tmp_path / "out"
-    words = ["train", "--model", model, "--out", out, *fast("--seed", "3")]
+    words = ["train", "--model", model, "--out", out, *fast("--seed", "3", *digits, *KEEP)]
     code, _, errors = typed(*words)
     assert code == 0, errors
     for more in ([], ["--num_iterations", "1"], ["--tau", "1", "--adam_beta1", "0.9", "--lora_r", "16"]):
@@ -449,7 +449,7 @@ FAILED_STARTS = {
 
 
 @pytest.mark.parametrize("name", FAILED_STARTS)
-def test_a_start_that_fails_does_not_block_the_next_try(typed, model, tmp_path, monkeypatch, name):
+def test_a_start_that_fails_does_not_block_the_next_try(typed, model, digits, tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rewards.py").write_text(REWARDS)
     out = tmp_path / "new" / "out"
@@ -461,16 +461,16 @@ def test_a_start_that_fails_does_not_block_the_next_try(typed, model, tmp_path, 
     code, _, errors = typed(*words, *fast(*FAILED_STARTS[name]))  # a folder that was there stays, empty
     assert code == 2
     assert list(out.iterdir()) == []
-    code, _, errors = typed(*words, *fast())
+    code, _, errors = typed(*words, *fast(*digits, *KEEP))
     assert code == 0, errors
 
 
-def test_a_first_step_that_fails_does_not_block_the_next_try(typed, model, tmp_path, monkeypatch):
+def test_a_first_step_that_fails_does_not_block_the_next_try(typed, model, digits, tmp_path, monkeypatch):
     """Such as one that is out of memory."""
     from adpo.integrations.trl import ADPOTrainer
 
     out = tmp_path / "out"
-    words = ["train", "--model", model, "--out", out, *fast()]
+    words = ["train", "--model", model, "--out", out, *fast(*digits, *KEEP)]
 
     def too_large(*_, **__):
         raise torch.OutOfMemoryError("no memory")
@@ -485,10 +485,10 @@ def test_a_first_step_that_fails_does_not_block_the_next_try(typed, model, tmp_p
     assert code == 0, errors
 
 
-def test_a_start_that_was_killed_begins_again_with_other_settings(typed, model, tmp_path):
+def test_a_start_that_was_killed_begins_again_with_other_settings(typed, model, digits, tmp_path):
     """Killed before its first step, say by a system without memory."""
     out = tmp_path / "out"
-    words = ["train", "--model", model, "--out", out, *fast()]
+    words = ["train", "--model", model, "--out", out, *fast(*digits, *KEEP)]
     code, _, errors = typed(*words, "--seed", "1")
     assert code == 0, errors
     for path in out.iterdir():
@@ -498,7 +498,7 @@ def test_a_start_that_was_killed_begins_again_with_other_settings(typed, model, 
     code, _, errors = typed(*words, "--seed", "2")
     assert (code, errors.count("\n")) == (2, 1)
     assert "holds a run that made no step: add --resume" in errors
-    smaller = [*fast("--per_device_train_batch_size", "8"), "--seed", "2", "--resume"]
+    smaller = [*fast("--per_device_train_batch_size", "8", *digits, *KEEP), "--seed", "2", "--resume"]
     code, _, errors = typed("train", "--model", model, "--out", out, *smaller)
     assert code == 0, errors
     assert json.loads((out / "settings.json").read_text())["per_device_train_batch_size"] == 8
