@@ -182,7 +182,7 @@ def coefficients(
 
     ranks.together(fill, values.device)
     loss, diagnostics = groups.summary(values, ranks)
-    return RowCoefficients(loss, diagnostics, groups.coefficients(rows, values, ranks))
+    return RowCoefficients(loss, diagnostics, groups.all_coefficients(values, ranks))
 
 
 def _wide(scored: Tensor) -> Tensor:

@@ -26,6 +26,8 @@ class RowGroups:
     tau: float | Tensor  # a number or [groups]
     of_rows: Mapping[str, Tensor]
     of_groups: Mapping[str, Tensor]
+    everyone: Mapping[str, Tensor]  # ids, anchor and signals of the rows of all ranks, one rank after the other
+    lengths: list[int]  # rows of each rank
 
     @classmethod
     def of(
@@ -44,7 +46,9 @@ class RowGroups:
         """
         device = group_ids.device
         ranks.together(lambda: (check(), _given(group_ids, anchor_logp, signals)), device)
-        ids, sizes = torch.unique(torch.cat(ranks.gather(group_ids)), return_counts=True)
+        of_ranks = ranks.gather(group_ids)
+        lengths, every_id = [len(part) for part in of_ranks], torch.cat(of_ranks)
+        ids, sizes = torch.unique(every_id, return_counts=True)
         # By name, so that ranks exchange them in one order.
         given = {
             name: values.detach().to(device) for name, values in sorted(signals.items()) if values is not None
@@ -57,14 +61,16 @@ class RowGroups:
         chosen = objective.tau if tau is None else tau
         if isinstance(chosen, Tensor):
             chosen = chosen.to(device).expand_as(ids) if chosen.numel() == 1 else chosen.to(device)
-        groups = cls(objective, group_ids, ids, sizes, anchor, chosen, given, of_groups)
+        columns = {"anchor_logp": anchor, **given}
+        everyone = {name: torch.cat(ranks.gather(values.to(torch.float64))) for name, values in columns.items()}
+        everyone["ids"] = every_id
+        groups = cls(objective, group_ids, ids, sizes, anchor, chosen, given, of_groups, everyone, lengths)
         groups._validate(ranks)
         return groups
 
     def _validate(self, ranks: Ranks) -> None:
         """Refuse on every rank what the objective would refuse, from its tables with any log-probabilities."""
-        rows = torch.arange(len(self.anchor), device=self.anchor.device)
-        columns, _ = self._gathered(rows, torch.zeros_like(self.anchor), ranks)
+        columns = {"logp": torch.zeros_like(self.everyone["anchor_logp"]), **self.everyone}
 
         def check() -> None:
             of_groups = {"tau": self.tau, **self.of_groups} if isinstance(self.tau, Tensor) else self.of_groups
@@ -97,7 +103,13 @@ class RowGroups:
 
     def coefficients(self, rows: Tensor, logp: Tensor, ranks: Ranks | None = None) -> Tensor:
         """dloss/dlogp of these rows, in their order; with ``ranks``, together with those of the other ranks."""
-        columns, lengths = self._gathered(rows, logp, ranks)
+        return self._coefficients(*self._gathered(rows, logp, ranks), ranks)
+
+    def all_coefficients(self, logp: Tensor, ranks: Ranks) -> Tensor:
+        """Those of all rows of this rank."""
+        return self._coefficients(self._of_everyone(logp, ranks), self.lengths, ranks)
+
+    def _coefficients(self, columns: dict[str, Tensor], lengths: list[int], ranks: Ranks | None) -> Tensor:
         tables, index = self._arranged(columns)
         c = self.objective.coefficients(reduction="sum", **tables)
         c = torch.where(self.objective.live(c, tables["tau"]).unsqueeze(-1), c, 0.0)
@@ -106,10 +118,12 @@ class RowGroups:
 
     def summary(self, logp: Tensor, ranks: Ranks) -> tuple[Tensor, Diagnostics]:
         """Loss and diagnostics over all groups; a row that was never scored stands at the anchor."""
-        everything = torch.arange(len(logp), device=logp.device)
-        columns, _ = self._gathered(everything, torch.where(logp.isnan(), self.anchor, logp), ranks)
-        tables, _ = self._arranged(columns)
+        tables, _ = self._arranged(self._of_everyone(torch.where(logp.isnan(), self.anchor, logp), ranks))
         return self.objective.loss(**tables).detach(), self.objective.diagnostics(**tables)
+
+    def _of_everyone(self, logp: Tensor, ranks: Ranks) -> dict[str, Tensor]:
+        """All rows of all ranks: log-probabilities alone have to travel."""
+        return {"logp": torch.cat(ranks.gather(logp.to(torch.float64))), **self.everyone}
 
     def _gathered(self, rows: Tensor, logp: Tensor, ranks: Ranks | None) -> tuple[dict[str, Tensor], list[int]]:
         """What is known of these rows, of all ranks one after the other, and the rows of each rank."""

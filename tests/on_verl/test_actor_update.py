@@ -17,7 +17,7 @@ from adpo import exact
 
 GROUPS, MEMBERS, EPOCHS, MINI_BATCHES = 4, 3, 2, 2
 RATE = 0.05
-BYTES = 144  # with what tells that all processes were called alike
+BYTES = 96
 """That a completion may cost between ranks at a step."""
 STALE = 0.05
 """Share of the way by which coefficients that stay those of the rollout would miss, at least."""
