@@ -18,6 +18,8 @@ def trainer(folder, kind="adpo", **options):
     cls, config = KINDS[kind]
     given = {"per_device_train_batch_size": 8, "max_steps": 1, "num_generations": 4, "max_completion_length": 6}
     quiet = {"use_cpu": True, "report_to": "none", "save_strategy": "no", "disable_tqdm": True}
+    if kind == "adpo":
+        given["truncated"] = "keep"  # there is something to learn even where chance lets no completion end
     model = tiny_lm.model()
     model.config.max_position_embeddings = 512  # prompts are padded
     return cls(
