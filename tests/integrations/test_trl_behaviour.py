@@ -282,7 +282,7 @@ def test_confidence_by_tokens(tmp_path):
 def test_training_stops_at_the_kl_budget_and_keeps_the_model(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(online, "Fixed", ADPOTrainer)  # completions that the policy samples
     with caplog.at_level(logging.WARNING, "adpo"):
-        trainer = trained(tmp_path, 4, 4, steps=50, num_iterations=1, learning_rate=0.05, kl_budget=0.05)
+        trainer = trained(tmp_path, 4, 4, steps=50, num_iterations=1, learning_rate=0.02, kl_budget=0.05)
     distances = logged(trainer, "adpo/start_kl")
     assert 2 < len(distances) < 50
     assert distances[0] == 0
