@@ -18,6 +18,15 @@ from datasets import Dataset
 from adpo.integrations.listwise import ListwiseConfig, ListwiseTrainer
 from adpo.integrations.trl import ADPOConfig, TrainingStoppedError
 
+
+class FirstOneTied(two.LastOneTied):
+    __name__ = "first_one_tied"
+
+    def __init__(self):
+        self.calls = 1
+
+
+ADAM = {"optim": "adamw_torch", "learning_rate": 0.001}
 CASES = {
     "one step a rollout": ({}, two.Graded),
     "later steps": ({"num_iterations": 3}, two.Graded),
@@ -29,15 +38,17 @@ CASES = {
     "an automatic tau": ({"tau": "auto", "num_iterations": 2}, two.FewerHere),
     "optimizer on the CPU, two rollouts": (two.TWO_ROLLOUTS, two.LastOneTied),
     "clipped": ({"max_grad_norm": 0.01}, two.Graded),
-    "adam, every second rollout without gradient": (
-        {"optim": "adamw_torch", "learning_rate": 0.001, "num_iterations": 1},
-        two.LastOneTied,
-    ),
-    "adam": ({"optim": "adamw_torch", "learning_rate": 0.001}, two.Graded),
+    "adam, every second rollout without gradient": ({**ADAM, "num_iterations": 1}, two.LastOneTied),
+    "adam, no gradient to begin with": ({**ADAM, "num_iterations": 1}, FirstOneTied),
+    "adam on the CPU, every second rollout without gradient": ({**ADAM, "num_iterations": 1}, two.LastOneTied),
+    "adam": (ADAM, two.Graded),
 }
 
 
-OFFLOADED = ("optimizer on the CPU, two rollouts",)
+OFFLOADED = (
+    "optimizer on the CPU, two rollouts",
+    "adam on the CPU, every second rollout without gradient",
+)
 OFFLOAD = {"offload_optimizer": {"device": "cpu"}}
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers import TrainerCallback
 
+from adpo.integrations.engine import engine_of
 from adpo.integrations.guards import gradients_are_finite
 
 
@@ -16,7 +17,8 @@ class EmptySteps(TrainerCallback):  # type: ignore[misc]
 
     A gradient scaler takes such a step for a mistake in the program: after the passes one parameter gets a
     gradient of zeros, for the scaler to inspect; before the optimizer's step it is removed. Several processes
-    average zeros, with which an optimizer moves by its momentum: they are removed, too.
+    average zeros, with which an optimizer moves by its momentum: they are removed, too; under DeepSpeed its engine
+    keeps the optimizer at rest.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -31,6 +33,8 @@ class EmptySteps(TrainerCallback):  # type: ignore[misc]
             some = (coefficients != 0).any().float().to(accelerator.device)
             here = bool(accelerator.reduce(some, reduction="sum") > 0)
             self._has_gradient = here or bool(self._has_gradient)
+            if (engine := engine_of(accelerator)) is not None:
+                engine.zeros = not self._has_gradient
 
     def after_passes(self) -> None:
         """To be called at the end of a training step."""

@@ -7,6 +7,8 @@ engine steps once, where the trainer back-propagates the loss it only logs.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -34,6 +36,7 @@ class OneStep(DeepSpeedEngineWrapper):  # type: ignore[misc]
         super().__init__(engine)
         self.engine.optimizer.check_grad_overflow = True  # refuse what is not finite in bfloat16, too
         self.accumulated = self.reduced = self.spoilt = self.refused = False
+        self.zeros = False  # what is accumulated has no gradient in it
 
     def accumulate(self, loss: Tensor, *, last: bool) -> None:
         """One backward pass; ``last`` is the last of an optimizer step."""
@@ -51,15 +54,26 @@ class OneStep(DeepSpeedEngineWrapper):  # type: ignore[misc]
 
     def step(self) -> None:
         """Nothing where no pass was made: a step without gradient moves nothing."""
-        accumulated, spoilt = self.accumulated, self.spoilt
-        self.accumulated = self.spoilt = self.refused = False
+        accumulated, spoilt, zeros = self.accumulated, self.spoilt, self.zeros
+        self.accumulated = self.spoilt = self.refused = self.zeros = False
         if not accumulated:
             return
         assert self.reduced, "the last pass of a step was not made"
         if spoilt:
             self._spoil()
-        self.engine.step()
+        with self._at_rest() if zeros else contextlib.nullcontext():
+            self.engine.step()
         self.refused = self._overflow
+
+    @contextlib.contextmanager
+    def _at_rest(self) -> Iterator[None]:
+        """DeepSpeed clears what it has accumulated; its optimizer, which momentum would move, makes no step."""
+        inner = self.engine.optimizer.optimizer
+        plain, inner.step = inner.step, lambda *_, **__: None
+        try:
+            yield
+        finally:
+            inner.step = plain
 
     @property
     def _overflow(self) -> bool:
