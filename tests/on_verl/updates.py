@@ -48,16 +48,17 @@ def logp_of(model, prompt, response, mask=None, reduction="sum", tokens=False, t
     return (found * mask).sum() / (1 if reduction == "sum" else mask.sum())
 
 
-def expected(settings, model=None, other=None, stale=False, rollouts=1, holes=False, temperature=1.0):
+def expected(settings, model=None, other=None, stale=False, rollouts=1, holes=False, temperature=1.0, rate=RATE):
     """Plain transformers, and `adpo.exact.backward` on whole mini-batches.
 
-    ``stale`` are the parameters if all steps took the coefficients that the rollout had; ``other`` is a fixed anchor.
+    ``stale`` are the parameters if all steps took the coefficients that the rollout had; ``other`` is a fixed
+    anchor.
     """
     model = tiny.model() if model is None else model
     prompts, responses, masks, rewards, groups = made_up(holes=holes)
     score_row = partial(logp_of, reduction=settings.logp_reduction, temperature=temperature)
     rows_of = list(zip(prompts, responses, masks, strict=True))
-    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=RATE)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=rate)
     size = GROUPS // MINI_BATCHES
     for _ in range(rollouts):
         with torch.no_grad():
@@ -101,9 +102,7 @@ def dealt_rows(rank, ranks):
     bins = [[*rows, *[filling] * ranks] for rows in bins]
     shares = dealt(bins, calculate_workload(lengths), ranks)
     if ranks > 1:  # or this would show nothing
-        members = [
-            {int(groups[row]) for row in share if row != filling} for share in dealt(bins, lengths, ranks)
-        ]
+        members = [{int(groups[row]) for row in share if row != filling} for share in dealt(bins, lengths, ranks)]
         assert members[0] & members[1], "no group is cut between the ranks"
     return shares[rank]
 
@@ -166,7 +165,7 @@ def batch_of(rank, ranks):
 FULL = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
 
 
-def worker_of(folder, settings, model=(), engine=()):
+def worker_of(folder, settings, model=(), engine=(), rate=RATE):
     """verl's worker on a model; ``model`` and ``engine`` are what differs from the simplest one."""
     from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
     from verl.workers.config.engine import TrainingWorkerConfig
@@ -194,7 +193,12 @@ def worker_of(folder, settings, model=(), engine=()):
             model_config=HFModelConfig(path=str(folder), **{**plain, **dict(model)}),
             engine_config=FSDPEngineConfig(**{**simple, **dict(engine)}),
             optimizer_config=FSDPOptimizerConfig(
-                optimizer="SGD", lr=RATE, weight_decay=0.0, clip_grad=1e9, total_training_steps=10, lr_warmup_steps=0
+                optimizer="SGD",
+                lr=rate,
+                weight_decay=0.0,
+                clip_grad=1e9,
+                total_training_steps=10,
+                lr_warmup_steps=0,
             ),
         )
     )

@@ -13,6 +13,7 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions, log_seqlen_unbalance
 
 from adpo.integrations.verl.models import check_model
+from adpo.integrations.verl.resume import check_processes
 from adpo.integrations.verl.settings import CURRENT, TRAINER, check
 
 
@@ -22,6 +23,7 @@ class ADPOTrainerSync(PPOTrainerSync):  # type: ignore[misc]
 
     def __init__(self, config: Any) -> None:
         check(config)
+        check_processes(config)
         super().__init__(config)
 
     def _init_tokenizer(self) -> None:

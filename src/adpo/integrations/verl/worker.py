@@ -17,6 +17,7 @@ from adpo.integrations.passes import then_sharded
 from adpo.integrations.verl import rows
 from adpo.integrations.verl.loss import WEIGHT, weighted_logp
 from adpo.integrations.verl.models import prepare
+from adpo.integrations.verl.resume import load_schedule, save_schedule
 from adpo.integrations.verl.settings import CURRENT, TRAINER, ADPOPolicyLoss
 from adpo.ranks import Ranks
 
@@ -58,6 +59,18 @@ class ADPOTrainingWorker(TrainingWorker):  # type: ignore[misc]
         if output is not None:
             tu.get(output, "metrics").update(told)
         return output
+
+    def save_checkpoint(self, local_path: str, *arguments: Any, **options: Any) -> Any:
+        """verl's, and the state of the temperature's schedule."""
+        found = super().save_checkpoint(local_path, *arguments, **options)
+        if self.settings is not None:
+            save_schedule(local_path, self.rank, self.schedule)
+        return found
+
+    def load_checkpoint(self, local_path: str, *arguments: Any, **options: Any) -> Any:
+        if self.settings is not None and local_path is not None:
+            load_schedule(local_path, self.rank, self.schedule)
+        return super().load_checkpoint(local_path, *arguments, **options)
 
     @property
     def _group(self) -> Any:
