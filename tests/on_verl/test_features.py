@@ -16,7 +16,7 @@ import tiny
 import torch
 from peft import LoraConfig, get_peft_model
 from processes import environment
-from updates import RATE, dealt_rows, distance, expected, logits_of, made_up, rows_of, to_train, worker_of
+from updates import RATE, dealt_rows, distance, expected, logits_of, made_up, rows_of, to_train, whole, worker_of
 
 RANKS, ROLLOUTS = 2, 2
 EXACT = 5e-6
@@ -50,6 +50,7 @@ CASES = {
     "LoRA, fixed anchor": case(options=LORA, loss={"anchor": "fixed", "divergence": "reverse_kl"}),
     "LoRA, packed, FSDP1": case(options={**LORA, **PACKED}, engine={"strategy": "fsdp", "use_orig_params": True}),
     "FSDP1": case(engine={"strategy": "fsdp"}),
+    "replicas": case(engine={"fsdp_size": 1}),
     "gradient checkpointing": case(options={"enable_gradient_checkpointing": True}),
     "torch.compile": case(options=PACKED, engine={"use_torch_compile": True}, entropy=True),
     "bf16": case(engine={"mixed_precision": HALF}, share=0.1),
@@ -146,18 +147,6 @@ def run(folder, one):
         "told": told,
         "compiled": compiled,
     }
-
-
-def whole(actor):
-    """The parameters, as a model has them that nothing is wrapped around."""
-    module = actor.engine.module
-    if actor.engine.engine_config.strategy == "fsdp":
-        from torch.distributed.fsdp import FullyShardedDataParallel
-
-        with FullyShardedDataParallel.summon_full_params(module):
-            named = module._fsdp_wrapped_module.named_parameters()
-            return {name.replace("_fsdp_wrapped_module.", ""): v.detach().float().clone() for name, v in named}
-    return {name: value.full_tensor().detach().float().clone() for name, value in module.named_parameters()}
 
 
 @pytest.fixture(scope="module")

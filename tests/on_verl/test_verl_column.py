@@ -104,6 +104,10 @@ NOT_TAKEN = {
     },
     "router_replay.mode": {f"+{ACTOR}.router_replay.mode": "R2"},
     "qat.enable must be false": {f"{ACTOR}.qat.enable": "true"},
+    "replicas of FSDP1 would not average gradients": {
+        f"{ACTOR}.strategy": "fsdp",
+        f"{ACTOR}.fsdp_config.fsdp_size": "1",
+    },
     "mtp.enable must be false": {f"{MODEL}.mtp.enable": "true"},
     "got attn_implementation=sdpa, which would attend within each rank's part": {
         f"{ACTOR}.ulysses_sequence_parallel_size": "2",

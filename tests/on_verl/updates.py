@@ -89,6 +89,12 @@ def nested(values):
     return torch.nested.as_nested_tensor(list(values), layout=torch.jagged)
 
 
+def mini_batch(ranks):
+    """Rows of one, with some that fill up on every rank."""
+    rows = GROUPS * MEMBERS // MINI_BATCHES
+    return rows + ranks + -rows % ranks
+
+
 def dealt_rows(rank, ranks):
     """Rows of a rank after verl's balancing: groups cut between the ranks, and -1 for those that fill up."""
     from verl.utils.seqlen_balancing import calculate_workload
@@ -99,7 +105,7 @@ def dealt_rows(rank, ranks):
     filling = len(groups)  # the row that verl fills up with
     lengths = torch.tensor([len(p) + len(r) for p, r in zip(prompts, responses, strict=True)] + [2])
     bins = filled([f"group {group}" for group in groups], len(groups) // MINI_BATCHES)
-    bins = [[*rows, *[filling] * ranks] for rows in bins]
+    bins = [[*rows, *[filling] * (mini_batch(ranks) - len(rows))] for rows in bins]
     shares = dealt(bins, calculate_workload(lengths), ranks)
     if ranks > 1:  # or this would show nothing
         members = [{int(groups[row]) for row in share if row != filling} for share in dealt(bins, lengths, ranks)]
@@ -136,7 +142,7 @@ def rows_of(mine, holes=False, temperature=1.0):
 def to_train(data, ranks):
     from verl.utils import tensordict_utils as tu
 
-    size = GROUPS * MEMBERS // MINI_BATCHES + ranks
+    size = mini_batch(ranks)
     tu.assign_non_tensor(
         data,
         calculate_entropy=False,
@@ -205,6 +211,18 @@ def worker_of(folder, settings, model=(), engine=(), rate=RATE):
     made.reset()
     made.set_loss_fn(partial(ppo_loss, config=SimpleNamespace(policy_loss=settings)))
     return made
+
+
+def whole(actor):
+    """The parameters, as a model has them that nothing is wrapped around."""
+    module = actor.engine.module
+    if actor.engine.engine_config.strategy == "fsdp":
+        from torch.distributed.fsdp import FullyShardedDataParallel
+
+        with FullyShardedDataParallel.summon_full_params(module):
+            named = module._fsdp_wrapped_module.named_parameters()
+            return {name.replace("_fsdp_wrapped_module.", ""): v.detach().float().clone() for name, v in named}
+    return {name: value.full_tensor().detach().float().clone() for name, value in module.named_parameters()}
 
 
 def distance(found, model):

@@ -103,6 +103,7 @@ def _refused(config: Any, fixed: bool) -> dict[str, bool]:
     replayed = bool(rollout.get("enable_rollout_routing_replay")) or replay != {"disabled"}
     penalty = rollout.get("repetition_penalty", 1.0)
     quantised = any((place.get("qat") or {}).get("enable", False) for place in (actor, engine))
+    whole = engine.get("fsdp_size", -1) == 1 and config.trainer.nnodes * config.trainer.n_gpus_per_node > 1
     return {
         "model.lora is read by Megatron alone, FSDP would train all weights: set model.lora_rank and "
         "model.lora_alpha (DoRA is not to be had)": lora.get("rank", 0) > 0 or lora.get("type", "lora") != "lora",
@@ -115,6 +116,8 @@ def _refused(config: Any, fixed: bool) -> dict[str, bool]:
         != 1,
         "routing replay is not possible: verl's FSDP workers route anew whatever router_replay.mode and "
         "rollout.enable_rollout_routing_replay say; leave them out": replayed,
+        "fsdp_config.fsdp_size=1 needs actor.strategy=fsdp2: replicas of FSDP1 would not average gradients": whole
+        and actor.strategy == "fsdp",
         "actor.qat.enable must be false: ADPO trains weights as they are": quantised,
         "model.mtp.enable must be false: ADPO has no loss for tokens further ahead": bool(
             (model.get("mtp") or {}).get("enable")

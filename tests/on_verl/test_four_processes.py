@@ -1,4 +1,4 @@
-"""Ulysses: four processes, two parts of the rows and two parts of every sequence, beside `adpo.exact` alone.
+"""Four processes: sequences in parts (Ulysses), and replicas of shards, beside `adpo.exact` alone.
 
 verl's own code sends heads and tokens between the ranks; the kernel under it, which needs a GPU, is replaced by
 attention that is written out.
@@ -13,10 +13,20 @@ import pytest
 import tiny
 import torch
 from processes import environment
-from updates import batch_of, distance, expected, worker_of
+from updates import batch_of, distance, expected, whole, worker_of
 
-PARTS, OF_SEQUENCES = 2, 2
-CASES = {"plackett_luce": {"target": "plackett_luce", "tau": 0.8}, "fixed": {"anchor": "fixed"}}
+RANKS = 4
+PLACKETT_LUCE = {"target": "plackett_luce", "tau": 0.8}
+IN_PARTS = (
+    {"use_remove_padding": True, "override_config": {"attn_implementation": "written_out"}},
+    {"ulysses_sequence_parallel_size": 2},
+)
+CASES = {  # of policy_loss, the model and the engine; and how many parts the rows are in
+    "sequence parallel": (PLACKETT_LUCE, *IN_PARTS, 2),
+    "sequence parallel, fixed anchor": ({"anchor": "fixed"}, *IN_PARTS, 2),
+    "replicas of shards": (PLACKETT_LUCE, {}, {"fsdp_size": 2}, 4),
+    "replicas of shards, FSDP1": (PLACKETT_LUCE, {}, {"fsdp_size": 2, "strategy": "fsdp"}, 4),
+}
 
 
 def attention(query, key, value, mask, length, *, position_ids, is_causal=True, softmax_scale=None, **_):
@@ -47,20 +57,16 @@ def worker(folder):
     AttentionInterface.register("written_out", flash_attention_forward)
     AttentionMaskInterface.register("written_out", flash_attention_mask)
     monkey_patch._flash_attention_forward = attention
-    wanted = {name: ADPOPolicyLoss(**options) for name, options in CASES.items()}
+    wanted = {name: ADPOPolicyLoss(**options) for name, (options, *_) in CASES.items()}
     other = tiny.model(seed=1)
     alone = {name: dict(expected(one, other=other).named_parameters()) for name, one in wanted.items()}
     before = dict(tiny.model().named_parameters())
     for name, settings in wanted.items():
-        made = worker_of(
-            folder,
-            settings,
-            {"use_remove_padding": True, "override_config": {"attn_implementation": "written_out"}},
-            {"ulysses_sequence_parallel_size": OF_SEQUENCES},
-        )
-        assert made.engine.get_data_parallel_size() == PARTS
-        made.train_mini_batch(batch_of(made.engine.get_data_parallel_rank(), PARTS))
-        found = {key: value.full_tensor() for key, value in made.engine.module.named_parameters()}
+        _, model, engine, parts = CASES[name]
+        made = worker_of(folder, settings, model, engine)
+        assert made.engine.get_data_parallel_size() == parts
+        made.train_mini_batch(batch_of(made.engine.get_data_parallel_rank(), parts))
+        found = whole(made)
         moved, off = distance(before, alone[name]), distance(found, alone[name])
         assert moved > 1e-3, f"{name}: nothing was learnt"
         assert off < 2e-6, f"{name}: off by {off}, moved by {moved}"
@@ -74,7 +80,7 @@ def done(tmp_path_factory):
     tiny.save(folder)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     return subprocess.run(
-        [*command, f"--nproc_per_node={PARTS * OF_SEQUENCES}", str(Path(__file__)), str(folder)],
+        [*command, f"--nproc_per_node={RANKS}", str(Path(__file__)), str(folder)],
         capture_output=True,
         text=True,
         timeout=600,
@@ -85,7 +91,7 @@ def done(tmp_path_factory):
 
 @pytest.mark.parametrize("name", CASES)
 def test_parameters(done, name):
-    assert done.stdout.count(f"alike: {name};") == PARTS * OF_SEQUENCES, done.stdout[-2000:] + done.stderr[-3000:]
+    assert done.stdout.count(f"alike: {name};") == RANKS, done.stdout[-2000:] + done.stderr[-3000:]
 
 
 if __name__ == "__main__":
