@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import tiny
+import torch
 from test_settings import LOSS, config
 from verl.workers.config import HFModelConfig
 
@@ -133,6 +134,23 @@ def test_sequence_parallelism_leaves_fewer_ranks_for_rows():
         check(config(**place, **{key: "8"}))
     with pytest.raises(ValueError, match="cannot be divided by 16 ranks"):
         check(config(**place))
+
+
+@pytest.mark.parametrize(("kind", "limit"), [("dynamic", 16), ("longrope", 8)])
+def test_positions_do_not_depend_on_other_rows(tmp_path, kind, limit):
+    rope = {"rope_type": kind, "factor": 2.0, "original_max_position_embeddings": 8, "rope_theta": 1e4}
+    rope |= {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8} if kind == "longrope" else {}
+    model = tiny.model_of("qwen3", head_dim=16, max_position_embeddings=16, rope_parameters=rope).eval()
+    tiny.save(tmp_path, model)
+    row = torch.arange(5, 5 + limit + 1)[None]
+    with torch.no_grad():
+        alone, within, beyond = (model(row[:, :length]).logits[:, :4] for length in (4, limit, limit + 1))
+    torch.testing.assert_close(within, alone)
+    assert not torch.allclose(beyond, alone, atol=1e-4)  # which is what the refusal is about
+    settings = HFModelConfig(path=str(tmp_path), override_config={"attn_implementation": "sdpa"})
+    check_model(settings, limit)
+    with pytest.raises(ValueError, match=f"beyond {limit} tokens .* of a micro-batch .rope_type = {kind}."):
+        check_model(settings, limit + 1)
 
 
 def test_fused_kernels_do_not_change_logits(tmp_path):

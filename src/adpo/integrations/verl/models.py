@@ -13,6 +13,7 @@ from verl.utils import tensordict_utils as tu
 
 from adpo.integrations.accepted import refuse_router_loss, refuse_vision
 from adpo.integrations.passes import then_sharded
+from adpo.lm.context import depends_on_neighbours
 from adpo.lm.dropout import without_dropout
 from adpo.lm.packing_checks import CHANGE_LOGITS, ROWS, TOLERANCE, TOLERANCE_NARROW, carries_state
 
@@ -20,14 +21,24 @@ ENTRY = "ADPO on verl"
 LEAVE_IT = "set actor_rollout_ref.model.use_remove_padding=False"
 
 
-def check_model(settings: Any) -> None:
-    """What verl knows of a model before it is loaded: ``settings`` is its HFModelConfig."""
+def check_model(settings: Any, longest: int = 0) -> None:
+    """What verl knows of a model before it is loaded: ``settings`` is its HFModelConfig.
+
+    ``longest`` is what a prompt and a response may take together.
+    """
     config, text = settings.hf_config, settings.hf_config.get_text_config()
     described = SimpleNamespace(config=config)
     refuse_vision(ENTRY, described, (settings.architectures or [config.model_type])[0])
     refuse_router_loss(ENTRY, described)
     if getattr(config, "quantization_config", None) is not None:
         raise ValueError(f"{ENTRY} trains weights as they are; this model is quantised: take it unquantised")
+    by_length = depends_on_neighbours(config)
+    if by_length is not None and longest > by_length[1]:
+        raise ValueError(
+            f"beyond {by_length[1]} tokens this model's positions depend on the longest row of a micro-batch "
+            f"(rope_type = {by_length[0]}): lower data.max_prompt_length and data.max_response_length, now "
+            f"{longest} together"
+        )
     for name, harmless in CHANGE_LOGITS.items() if settings.use_fused_kernels else ():
         if getattr(text, name, None) not in harmless:
             raise ValueError(

@@ -28,7 +28,8 @@ class ADPOTrainerSync(PPOTrainerSync):  # type: ignore[misc]
 
     def _init_tokenizer(self) -> None:
         super()._init_tokenizer()
-        check_model(omega_conf_to_dataclass(self.config.actor_rollout_ref.model))
+        rollout, model = (self.config.actor_rollout_ref[part] for part in ("rollout", "model"))
+        check_model(omega_conf_to_dataclass(model), rollout.prompt_length + rollout.response_length)
 
     def _build_replay_buffer(self) -> Any:
         self.trainer_mode = "sync"  # of which this is one
