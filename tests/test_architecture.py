@@ -174,6 +174,8 @@ MAY_USE = {  # besides torch: few, named files
     "integrations/verl/loss.py": {"numpy", "tensordict", "verl"},
     "integrations/verl/worker.py": {"tensordict", "verl"},
     "integrations/verl/trainer.py": {"verl"},
+    "integrations/verl/models.py": {"tensordict", "verl"},
+    "integrations/verl/resume.py": {"verl"},
     "integrations/verl/plugin.py": {"verl"},
     "integrations/trl/rollouts.py": {"accelerate"},
     "integrations/trl/online.py": {"transformers", "trl"},

@@ -6,11 +6,12 @@ Loaded by ``VERL_USE_EXTERNAL_MODULES=cpu_platform`` with ``VERL_PLATFORM=cpu`` 
 
 import types
 from contextlib import nullcontext
+from functools import partial
 
 import torch
 import torch.distributed as dist
 import verl.workers  # noqa: F401  what is registered below has to be there
-from torch.distributed.fsdp import CPUOffloadPolicy
+from torch.distributed.fsdp import CPUOffloadPolicy, _init_utils, sharded_grad_scaler
 from verl.plugin.platform.platform_base import PlatformBase
 from verl.plugin.platform.platform_manager import PlatformRegistry
 from verl.workers.rollout import base
@@ -109,6 +110,13 @@ def _replica():
 
 base._ROLLOUT_REGISTRY[("hf", "async")] = "hf_rollout.Adapter"
 RolloutReplicaRegistry.register("hf", _replica)
+
+# The first FSDP wants a module on an accelerator before it sends its parameters to the other ranks.
+_init_utils._check_module_states_for_sync_module_states = lambda _: None
+# Losses in fp16 are scaled here as they are there, from a scale on that needs no steps to be found.
+sharded_grad_scaler.ShardedGradScaler = partial(
+    sharded_grad_scaler.ShardedGradScaler, device="cpu", init_scale=256.0
+)
 
 from verl.workers.engine.fsdp import transformer_impl  # noqa: E402  it asks for the platform
 

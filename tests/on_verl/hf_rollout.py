@@ -53,15 +53,18 @@ class Server:
         blank = [width - len(prompt) for prompt, *_ in batch]
         ids = torch.tensor([[config.pad_token_id or 0] * b + p for b, (p, *_) in zip(blank, batch, strict=True)])
         mask = torch.tensor([[0] * b + [1] * (width - b) for b in blank])
-        temperature = float(batch[0][1].get("temperature", 1.0))
+        asked = batch[0][1]
+        if any(one != asked for _, one, _ in batch):
+            raise ValueError("requests that come together have to ask for the same sampling")
+        temperature = float(asked.get("temperature", 1.0))
         found = self.model.generate(
             input_ids=ids,
             attention_mask=mask,
             max_new_tokens=self.longest,
             do_sample=temperature > 0,
             temperature=temperature or None,
-            top_k=0,
-            top_p=1.0,
+            top_k=max(0, asked.get("top_k", -1)),
+            top_p=float(asked.get("top_p", 1.0)),
             return_dict_in_generate=True,
             output_scores=True,
         )
@@ -89,7 +92,9 @@ class Replica(RolloutReplica):
     async def launch_servers(self):
         name = f"hf_server_{self.replica_rank}"
         server = Server.options(name=name).remote(
-            self.model_config.path, self.config.response_length, 1234 + self.replica_rank
+            self.model_config.path,
+            min(self.config.response_length, int(os.environ.get("TOKENS_OF_A_TURN", "100"))),
+            1234 + self.replica_rank,
         )
         await server.ready.remote()
         self.servers, self._server_handle, self._server_address = [server], server, name

@@ -190,5 +190,5 @@ def provoked(label, entry, feature):
     return REFUSALS.get(label, {}).get(entry)
 
 
-ON_VERL = {"verl-strategy": "tests/on_verl/test_settings.py"}
-"""Messages that need verl, which has an environment of its own; the test that provokes them is there."""
+ON_VERL = "tests/on_verl/test_verl_column.py"
+"""What provokes those of verl, which has an environment of its own, and compares them with the page."""

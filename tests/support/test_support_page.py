@@ -127,10 +127,7 @@ ONCE = sorted({(label, entry, feature * (label == "no-such-setting")) for featur
 @pytest.mark.parametrize(("label", "entry", "feature"), ONCE, ids=[" ".join(case).strip() for case in ONCE])
 def test_what_is_refused_says_what_the_page_says(label, entry, feature, typed, given, tmp_path, monkeypatch):
     if entry == "verl":
-        message = MESSAGES[label].rstrip("….; got")
-        sources = (ROOT / "src" / "adpo" / "integrations" / "verl").glob("*.py")
-        assert any(message in path.read_text() for path in sources)
-        assert message.split(".", 1)[1].split(" must")[0] in (ROOT / refusals.ON_VERL[label]).read_text()
+        assert f'"{label}": ' in (ROOT / refusals.ON_VERL).read_text()
         return
     provoke = refusals.provoked(label, entry, feature)
     assert provoke is not None, "nothing provokes it"

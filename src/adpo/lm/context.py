@@ -8,6 +8,8 @@ from typing import Any
 STRETCHED = ("yarn", "linear", "dynamic")
 """Rotary scalings whose ``max_position_embeddings`` may be the length before scaling; that of llama3 and longrope
 is the length after it, whatever their factor."""
+BY_LENGTH = ("dynamic", "longrope")
+"""Rotary scalings whose factors are chosen by the longest row of a pass."""
 ALREADY_STRETCHED = "gemma3"
 """Models (by the start of ``model_type``) that count linear scaling in ``max_position_embeddings``."""
 
@@ -31,6 +33,26 @@ def context_length(config: Any) -> int | None:
     if not written or written < 0:
         return None
     return max([written, *_stretched(text, written)])
+
+
+def depends_on_neighbours(config: Any) -> tuple[str, int] | None:
+    """A rotary scaling that looks at the longest row of a pass, and the tokens beyond which it does.
+
+    >>> from types import SimpleNamespace as Config
+    >>> rope = {"rope_type": "longrope", "original_max_position_embeddings": 4096}
+    >>> depends_on_neighbours(Config(max_position_embeddings=131072, rope_parameters=rope))
+    ('longrope', 4096)
+    """
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    written: int = getattr(text, "max_position_embeddings", None) or 0
+    for rope in _scalings(getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None)):
+        kind = rope.get("rope_type", rope.get("type"))
+        original = rope.get("original_max_position_embeddings") or getattr(
+            text, "original_max_position_embeddings", None
+        )
+        if kind in BY_LENGTH:
+            return kind, (original if kind == "longrope" else None) or written
+    return None
 
 
 def _stretched(text: Any, written: int) -> Iterator[int]:

@@ -58,7 +58,7 @@ def check(config: Any) -> None:
     policy_loss = ADPOPolicyLoss(**given)
     fixed = policy_loss.anchor == "fixed"
     correction = config.algorithm.get("rollout_correction", None) or {}
-    parallel = actor.get("fsdp_config", {}).get("ulysses_sequence_parallel_size", 1) or 1
+    parallel = _sequence_parallel(actor)
     ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node // parallel
     rows = actor.ppo_mini_batch_size * rollout.n
     micro = 1 if actor.use_dynamic_bsz else actor.ppo_micro_batch_size_per_gpu or 1
@@ -81,6 +81,48 @@ def check(config: Any) -> None:
         "critic.enable must not be true: there is no critic": config.critic.get("enable") is True,
         "distillation.enabled must be false": bool((config.get("distillation") or {}).get("enabled")),
     }
-    for what, is_so in wrong.items():
+    for what, is_so in (wrong | _refused(config, fixed)).items():
         if is_so:
             raise ValueError(what)
+
+
+def _sequence_parallel(actor: Any) -> int:
+    """verl reads it in two places."""
+    engine = actor.get("fsdp_config", {}).get("ulysses_sequence_parallel_size", 1)
+    return max(actor.get("ulysses_sequence_parallel_size", 1) or 1, engine or 1)
+
+
+def _refused(config: Any, fixed: bool) -> dict[str, bool]:
+    """What verl has, and would leave out of an ADPO step without a word, or nobody has tried with one."""
+    actor, rollout, model = (config.actor_rollout_ref[part] for part in ("actor", "rollout", "model"))
+    engine, lora = actor.get("fsdp_config") or {}, model.get("lora") or {}
+    fused = (model.get("fused_kernel_options") or {}).get("impl_backend")
+    attention = (model.get("override_config") or {}).get("attn_implementation", "flash_attention_2")
+    flash = model.get("use_remove_padding") and str(attention).startswith("flash_attention")
+    replay = {(place.get("router_replay") or {}).get("mode", "disabled") for place in (actor, engine)}
+    replayed = bool(rollout.get("enable_rollout_routing_replay")) or replay != {"disabled"}
+    penalty = rollout.get("repetition_penalty", 1.0)
+    quantised = any((place.get("qat") or {}).get("enable", False) for place in (actor, engine))
+    whole = engine.get("fsdp_size", -1) == 1 and config.trainer.nnodes * config.trainer.n_gpus_per_node > 1
+    return {
+        "model.lora is read by Megatron alone, FSDP would train all weights: set model.lora_rank and "
+        "model.lora_alpha (DoRA is not to be had)": lora.get("rank", 0) > 0 or lora.get("type", "lora") != "lora",
+        "anchor fixed with model.lora_adapter_path would anchor to the model without that adapter: merge it into "
+        "the model first": fixed and model.get("lora_adapter_path") is not None,
+        "model.use_liger must be false: no test holds verl's Liger layers with ADPO": bool(model.get("use_liger")),
+        f"model.fused_kernel_options.impl_backend must be torch; got {fused}": fused != "torch"
+        and bool(model.get("use_fused_kernels")),
+        f"rollout.repetition_penalty must be 1; got {penalty}: verl's agent loops sample without one": penalty
+        != 1,
+        "routing replay is not possible: verl's FSDP workers route anew whatever router_replay.mode and "
+        "rollout.enable_rollout_routing_replay say; leave them out": replayed,
+        "fsdp_config.fsdp_size=1 needs actor.strategy=fsdp2: replicas of FSDP1 would not average gradients": whole
+        and actor.strategy == "fsdp",
+        "actor.qat.enable must be false: ADPO trains weights as they are": quantised,
+        "model.mtp.enable must be false: ADPO has no loss for tokens further ahead": bool(
+            (model.get("mtp") or {}).get("enable")
+        ),
+        "ulysses_sequence_parallel_size > 1 needs model.use_remove_padding and flash attention; got "
+        f"attn_implementation={attention}, which would attend within each rank's part": not flash
+        and _sequence_parallel(actor) > 1,
+    }

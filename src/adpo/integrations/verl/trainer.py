@@ -9,8 +9,11 @@ import torch
 from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions, log_seqlen_unbalance
 
+from adpo.integrations.verl.models import check_model
+from adpo.integrations.verl.resume import check_processes
 from adpo.integrations.verl.settings import CURRENT, TRAINER, check
 
 
@@ -20,7 +23,13 @@ class ADPOTrainerSync(PPOTrainerSync):  # type: ignore[misc]
 
     def __init__(self, config: Any) -> None:
         check(config)
+        check_processes(config)
         super().__init__(config)
+
+    def _init_tokenizer(self) -> None:
+        super()._init_tokenizer()
+        rollout, model = (self.config.actor_rollout_ref[part] for part in ("rollout", "model"))
+        check_model(omega_conf_to_dataclass(model), rollout.prompt_length + rollout.response_length)
 
     def _build_replay_buffer(self) -> Any:
         self.trainer_mode = "sync"  # of which this is one

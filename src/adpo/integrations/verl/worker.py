@@ -16,7 +16,9 @@ from adpo import exact
 from adpo.integrations.passes import then_sharded
 from adpo.integrations.verl import rows
 from adpo.integrations.verl.loss import WEIGHT, weighted_logp
-from adpo.integrations.verl.settings import CURRENT, ADPOPolicyLoss
+from adpo.integrations.verl.models import prepare
+from adpo.integrations.verl.resume import load_schedule, save_schedule
+from adpo.integrations.verl.settings import CURRENT, TRAINER, ADPOPolicyLoss
 from adpo.ranks import Ranks
 
 KEYS = ("use_dynamic_bsz", "max_token_len_per_gpu", "micro_batch_size_per_gpu", "use_fused_kernels")
@@ -34,13 +36,15 @@ class ADPOTrainingWorker(TrainingWorker):  # type: ignore[misc]
             self.settings, self.objective = settings, settings.objective()
             self.schedule = settings.temperature_schedule()
             loss_fn = partial(weighted_logp, reduction=settings.logp_reduction)
+            prepare(self.engine)
         super().set_loss_fn(loss_fn)
 
     def train_mini_batch(self, data: TensorDict) -> Any:
         """All steps on a rollout."""
         if self.settings is not None:
-            # Steps on this rollout. Without that word even the first begins with a scoring pass.
-            self._steps = 0 if tu.pop(data, CURRENT, default=False) else 1
+            if not tu.pop(data, CURRENT, default=False):
+                raise ValueError(f"set trainer.v1.trainer_mode={TRAINER}: other trainers of verl's are not ADPO's")
+            self._steps = 0  # on this rollout; at the first one it has just been scored
             self._sizes = self._counted(rows.groups(data)[rows.real(data)])
             self._tau = self._temperature(data)
         return super().train_mini_batch(data)
@@ -55,6 +59,18 @@ class ADPOTrainingWorker(TrainingWorker):  # type: ignore[misc]
         if output is not None:
             tu.get(output, "metrics").update(told)
         return output
+
+    def save_checkpoint(self, local_path: str, *arguments: Any, **options: Any) -> Any:
+        """verl's, and the state of the temperature's schedule."""
+        found = super().save_checkpoint(local_path, *arguments, **options)
+        if self.settings is not None:
+            save_schedule(local_path, self.rank, self.schedule)
+        return found
+
+    def load_checkpoint(self, local_path: str, *arguments: Any, **options: Any) -> Any:
+        if self.settings is not None and local_path is not None:
+            load_schedule(local_path, self.rank, self.schedule)
+        return super().load_checkpoint(local_path, *arguments, **options)
 
     @property
     def _group(self) -> Any:
