@@ -172,6 +172,61 @@ def test_lists_are_cut_where_a_stretched_context_ends(tmp_path, caplog):
     assert "1 completions lost their end: prompt and completion have room for 256 tokens" in caplog.text
 
 
+DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
+
+
+def by_length():
+    """A model whose positions depend on the longest row of a pass beyond 64 tokens."""
+    model = tiny_lm.model()
+    model.config.rope_parameters = DYNAMIC
+    return type(model)(model.config)
+
+
+def test_beyond_its_length_a_row_would_be_scored_by_its_neighbours():
+    model, row = by_length(), torch.tensor([[2, 3, 4, 5]])
+
+    def logits(longest):
+        both = torch.full((2, longest), 2)
+        both[0, :4] = row
+        return model(both).logits[0, :4]
+
+    with torch.no_grad():
+        assert torch.allclose(logits(64), model(row).logits[0], atol=1e-6)
+        assert not torch.allclose(logits(100), model(row).logits[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["ADPOTrainer", "FastGRPOTrainer"])
+def test_completions_that_reach_that_length_are_refused(tmp_path, name):
+    with pytest.raises(ValueError, match="beyond 64 tokens this model's positions depend on the longest row"):
+        TRAINERS[name](tmp_path, model=by_length(), max_completion_length=64)
+
+
+def test_rows_beyond_it_are_left_out(tmp_path, monkeypatch, caplog):
+    made = by_length()
+    monkeypatch.setattr(tiny_lm, "model", lambda *_, **__: made)
+    monkeypatch.setattr(online, "PROMPTS", [LONG])
+    with caplog.at_level(logging.WARNING, "adpo"):
+        trainer = online.trained(tmp_path, 4, 1, steps=1)
+    assert [entry["adpo/too_long"] for entry in trainer.state.log_history if "adpo/too_long" in entry] == [1.0]
+    assert "(rope_type = dynamic): longer rows are left out" in caplog.text
+
+
+def test_lists_are_cut_there(tmp_path, caplog):
+    rows = [{**LISTS, "completions": ["2", "3" * 300]}]
+    with caplog.at_level(logging.WARNING, "adpo"):
+        trainer = list_trainer(tmp_path, model=by_length(), data=Dataset.from_list(rows))
+    assert [len(ids) for ids in trainer.train_dataset[0]["completion_ids"]] == [2, 64 - 4]
+    assert "longer rows are left out" in caplog.text
+
+
+def test_with_the_losses_of_trl_they_end_the_run(tmp_path, caplog):
+    with caplog.at_level(logging.WARNING, "adpo"):
+        trainer = GRPO(tmp_path, model=by_length(), data=Dataset.from_list([{"prompt": LONG}]))
+    assert "longer rows end the run" in caplog.text
+    with pytest.raises(ValueError, match=r"a row of \d+ was sampled: take shorter prompts"):
+        trainer.train()
+
+
 @pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("tied", [False, True])
 def test_an_output_layer_in_float32_is_one_when_packed_too(tmp_path, weights, tied):

@@ -6,7 +6,7 @@ pytest.importorskip("transformers")
 
 from transformers import AutoConfig, GPT2Config
 
-from adpo.lm.context import context_length
+from adpo.lm.context import context_length, longest_row
 
 
 def config(kind, written, **rope):
@@ -38,6 +38,18 @@ LONG |= {"short_factor": [1.0] * 48, "long_factor": [1.0] * 48}
 )
 def test_rotary_positions(kind, written, rope, expected):
     assert context_length(config(kind, written, **rope)) == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "written", "rope", "expected"),
+    [
+        ("phi3", 131072, LONG, 4096),
+        ("llama", 4096, {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}, 4096),
+        ("qwen3", 40960, YARN, 131072),
+    ],
+)
+def test_rows_end_where_positions_would_depend_on_their_neighbours(kind, written, rope, expected):
+    assert longest_row(config(kind, written, **rope)) == expected
 
 
 def test_a_scaling_for_each_type_of_layers():

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from typing import Any
 
 from transformers import ProcessorMixin
 
+from adpo.lm.context import depends_on_neighbours
+
+log = logging.getLogger("adpo")
 PICTURES = ("image", "images")
 
 
@@ -45,6 +49,28 @@ def refuse_router_loss(trainer: str, model: Any, asked: float | None = None) -> 
             f"{trainer} adds no router loss, and this model asks for one (output_router_logits, "
             f"router_aux_loss_coef = {coefficient}): set output_router_logits to false in its configuration"
         )
+
+
+def limit_rows(model: Any, completion: int = 0, *, instead: str = "are left out") -> None:
+    """Where positions depend on the longest row of a pass, rows are no longer than they may be without that."""
+    if (found := depends_on_neighbours(model.config)) is None:
+        return
+    if completion >= found[1]:
+        raise ValueError(f"{_beyond(*found)}: lower max_completion_length, now {completion}")
+    log.warning("%s: longer rows %s", _beyond(*found), instead)
+
+
+def refuse_long_rows(model: Any, lengths: Iterable[int]) -> None:
+    """Of a rollout, where no row can be left out."""
+    found, longest = depends_on_neighbours(model.config), max(lengths, default=0)
+    if found is not None and longest > found[1]:
+        raise ValueError(
+            f"{_beyond(*found)}; a row of {longest} was sampled: take shorter prompts, or sample less"
+        )
+
+
+def _beyond(kind: str, limit: int) -> str:
+    return f"beyond {limit} tokens this model's positions depend on the longest row of a pass (rope_type = {kind})"
 
 
 def _columns(data: Any) -> Iterable[str]:

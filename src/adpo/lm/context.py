@@ -55,6 +55,17 @@ def depends_on_neighbours(config: Any) -> tuple[str, int] | None:
     return None
 
 
+def longest_row(config: Any) -> int | None:
+    """The longest sequence whose log-probabilities do not depend on what else is in its pass, in tokens.
+
+    >>> from types import SimpleNamespace as Config
+    >>> longest_row(Config(max_position_embeddings=4096, rope_parameters={"rope_type": "dynamic", "factor": 2.0}))
+    4096
+    """
+    by_length = depends_on_neighbours(config)
+    return context_length(config) if by_length is None else by_length[1]
+
+
 def _stretched(text: Any, written: int) -> Iterator[int]:
     """What each kind of scaled layer makes of the length."""
     for rope in _scalings(getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None)):

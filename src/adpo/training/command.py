@@ -14,7 +14,7 @@ from rich.table import Table
 
 from adpo.errors import NothingLearnedError
 from adpo.integrations.trl import TrainingStoppedError
-from adpo.lm.context import context_length
+from adpo.lm.context import longest_row
 from adpo.lm.evaluate import Estimate, Scored, gain
 from adpo.lm.rewards import Correct
 from adpo.training import data, memory, run
@@ -150,7 +150,7 @@ def evaluate(
         for name, folder in (("before", before), ("after", str(checkpoint))):
             if folder is not None:
                 model, tokenizer = load_model(_folder(folder))
-                context = context_length(model.config)
+                context = longest_row(model.config)
                 test = data.prepare(asked.run, tokenizer, seed).test
                 rows = data.that_fit(test, tokenizer, context, min(longest, (context or longest) // 2), chat)
                 exam = Exam(

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from adpo.devices import best_device
 from adpo.integrations.quantised import keep_differentiable
 from adpo.lm import embedded
-from adpo.lm.context import context_length
+from adpo.lm.context import longest_row
 from adpo.training.display import Display
 from adpo.training.exam import Reward
 from adpo.training.lists import PreferSettings
@@ -98,7 +98,7 @@ def context_of(folder: str | Path) -> int | None:
     if (Path(folder) / "adapter_config.json").exists():
         return None
     try:
-        return context_length(AutoConfig.from_pretrained(folder))
+        return longest_row(AutoConfig.from_pretrained(folder))
     except (OSError, ValueError) as error:
         raise _unloadable(folder, error) from None
 

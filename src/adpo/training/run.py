@@ -14,7 +14,7 @@ from transformers.training_args import trainer_log_levels
 
 from adpo.files import write_json
 from adpo.integrations.model_card import CardFacts, write_card
-from adpo.lm.context import context_length
+from adpo.lm.context import longest_row
 from adpo.lm.rewards import Correct
 from adpo.lm.tasks import up_to
 from adpo.provenance import provenance, typed
@@ -127,7 +127,7 @@ def train(order: Ordered[Asked], display: Display) -> dict[str, Any]:
         path = run.start or model_folder(run, display)
     model, tokenizer = load_model(path, given.get("model_init_kwargs"))
     rows = data.prepare(run, tokenizer, order.seed)
-    context = context_length(model.config)
+    context = longest_row(model.config)
     longest, chat = config.max_completion_length, config.chat_template_kwargs or {}
     parts = (rows.train, rows.test, rows.dev)
     to_train, to_test, to_watch = (data.that_fit(part, tokenizer, context, longest, chat) for part in parts)

@@ -16,7 +16,7 @@ from transformers import TrainerCallback
 from adpo import exact
 from adpo.anchors import EMA, Refresh, Self
 from adpo.integrations import state
-from adpo.integrations.accepted import refuse_pictures, refuse_router_loss, refuse_vision
+from adpo.integrations.accepted import limit_rows, refuse_pictures, refuse_router_loss, refuse_vision
 from adpo.integrations.empty_steps import EmptySteps
 from adpo.integrations.epochs import EpochShuffle, StartEpoch
 from adpo.integrations.guards import RefuseBadSteps
@@ -25,7 +25,7 @@ from adpo.integrations.listwise.collate import Batch, Collate, shares, tokens
 from adpo.integrations.listwise.config import ListwiseConfig
 from adpo.integrations.listwise.watching import Watching
 from adpo.integrations.passes import ByIndex, Passes, one_thread
-from adpo.lm.context import context_length
+from adpo.lm.context import longest_row
 from adpo.lm.dropout import without_dropout
 from adpo.lm.scoring import Sequences
 
@@ -65,7 +65,8 @@ class ListwiseTrainer(Watching):
         refuse_pictures("ListwiseTrainer", (train_dataset, eval_dataset), processing_class)
         refuse_vision("ListwiseTrainer", model)
         refuse_router_loss("ListwiseTrainer", model)
-        context = context_length(model.config)
+        limit_rows(model)
+        context = longest_row(model.config)
         tables = [sources.table(data, processing_class, args, context) for data in (train_dataset, eval_dataset)]
         pad = processing_class.pad_token_id
         super().__init__(

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from trl import GRPOConfig
 
+from adpo.integrations.accepted import refuse_long_rows
 from adpo.integrations.arguments import REFUSED, check_arguments
 from adpo.integrations.forms import ScoringForms
 from adpo.integrations.guards import RefuseBadSteps
@@ -70,6 +71,8 @@ class FastGRPOTrainer(Observed):
     the micro-batches that TRL makes.
     """
 
+    long_rows = "end the run"
+
     def __init__(self, model: Any, reward_funcs: Any, args: FastGRPOConfig, **rest: Any) -> None:
         super().__init__(model, reward_funcs, args, **rest)
         self.step_guard = RefuseBadSteps(self, REFUSED_IN_A_ROW)
@@ -78,6 +81,12 @@ class FastGRPOTrainer(Observed):
         # What TRL averages over a micro-batch, beside the loss of its rows, or gathers row by row, must be TRL's.
         terms = self._entropy_bonus_enabled or self.aux_loss_enabled or self.top_entropy_quantile < 1
         self._own_passes = self.scorer.packs and self.accelerator.num_processes == 1 and not terms
+
+    def _generate(self, prompts: list[Any]) -> Any:
+        found = super()._generate(prompts)
+        lengths = [len(prompt) + len(completion) for prompt, completion in zip(*found[:2], strict=True)]
+        refuse_long_rows(self.accelerator.unwrap_model(self.model), lengths)
+        return found
 
     def _generate_and_score_completions(self, inputs: Any) -> Rows:
         batch: Rows = super()._generate_and_score_completions(inputs)

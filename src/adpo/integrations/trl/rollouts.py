@@ -18,7 +18,7 @@ from adpo.integrations.guards import GuardedRewards
 from adpo.integrations.trl import answers
 from adpo.integrations.trl.observed import Observed
 from adpo.integrations.trl.rows import Rows, kept, split
-from adpo.lm.context import context_length
+from adpo.lm.context import longest_row
 
 log = logging.getLogger("adpo")
 
@@ -86,7 +86,7 @@ class Rollouts(Observed):
     def _members(self, batch: Rows, rewards: Tensor) -> tuple[Tensor, Tensor]:
         """Which completions take part, and which of them the length limit cut."""
         prompts, lengths = batch["prompt_mask"].sum(1), batch["completion_mask"].sum(1)
-        context = context_length(self.accelerator.unwrap_model(self.model).config)
+        context = longest_row(self.accelerator.unwrap_model(self.model).config)
         out = {
             "no_reward": ~torch.isfinite(rewards),
             "empty": (lengths == 0) | self._without_tokens(len(rewards)),

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from adpo.integrations.accepted import refuse_pictures, refuse_vision
+from adpo.integrations.accepted import limit_rows, refuse_pictures, refuse_vision
 from adpo.integrations.forms import NARROW
 from adpo.integrations.passes import SHARDED
 from adpo.integrations.trl.resume import ExactResume
@@ -72,12 +72,15 @@ class Sampling(ExactResume):
     _tokenizer: Any
     model_wrapped: nn.Module
     _copy: nn.Module | None = None  # of the policy, to sample from
+    long_rows = "are left out"  # those beyond the length that a pass can take without changing others
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         name, data = type(self).__name__, (options.get("train_dataset"), options.get("eval_dataset"))
         refuse_pictures(name, data, options.get("processing_class"))
         super().__init__(*arguments, **options)
-        refuse_vision(name, self.accelerator.unwrap_model(self.model))
+        policy = self.accelerator.unwrap_model(self.model)
+        refuse_vision(name, policy)
+        limit_rows(policy, self.args.max_completion_length, instead=self.long_rows)
         self._refuse_padding()
         self._decoders: dict[tuple[int, int], Decoder] = {}
         self.why_not_recorded = self._why_not_recorded()
