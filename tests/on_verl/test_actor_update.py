@@ -68,6 +68,11 @@ def worker(folder):
     with pytest.raises(ValueError, match="a mini-batch cuts"):
         made.train_mini_batch(cut)
     print("cut groups are refused;", flush=True)  # noqa: T201
+    unmarked = batch_of(rank, ranks)
+    unmarked.pop("adpo_current")
+    with pytest.raises(ValueError, match="other trainers of verl"):
+        made.train_mini_batch(unmarked)
+    print("other trainers are refused;", flush=True)  # noqa: T201
     os._exit(0)
 
 
@@ -104,7 +109,8 @@ def test_parameters(tmp_path, ranks):
     )
     for name in CASES:
         assert done.stdout.count(f"alike: {name};") == ranks, done.stderr[-3000:]
-    assert done.stdout.count("cut groups are refused;") == ranks, done.stderr[-3000:]
+    for what in ("cut groups", "other trainers"):
+        assert done.stdout.count(f"{what} are refused;") == ranks, done.stderr[-3000:]
 
 
 if __name__ == "__main__":

@@ -116,14 +116,14 @@ def made(folder, one):
 
 
 def run(folder, one):
-    """Parameters before and after, entropies of the first rollout, and what it told."""
+    """Parameters before and after, entropies of the first rollout, and what it logged."""
     from verl.utils import tensordict_utils as tu
     from verl.workers.utils.padding import response_from_nested
 
     rank = int(os.environ["RANK"])
     mine = dealt_rows(rank, RANKS)
     actor = made(folder, one)
-    before, entropy, told = whole(actor), [], []
+    before, entropy, logged = whole(actor), [], []
 
     def scored(**options):
         data = rows_of(mine, one.holes, one.temperature)
@@ -138,13 +138,13 @@ def run(folder, one):
         data["old_log_probs"] = scored()
         if ("anchor", "fixed") in one.loss:
             data["ref_log_prob"] = scored(no_lora_adapter=True)
-        told.append(actor.train_mini_batch(to_train(data, RANKS))["metrics"])
+        logged.append(actor.train_mini_batch(to_train(data, RANKS))["metrics"])
     compiled = torch._dynamo.utils.counters["frames"].get("ok", 0)
     return {
         "before": before,
         "after": whole(actor),
         "entropy": list(zip(mine, entropy[0], strict=True)) if entropy else [],
-        "told": told,
+        "logged": logged,
         "compiled": compiled,
     }
 
@@ -203,8 +203,8 @@ def test_parameters(results, name):
         assert EXACT < off < one.share * moved, f"off by {off / moved:.3g} of the way"
     else:
         assert off < EXACT, f"off by {off}, moved by {moved}"
-    for told in found["told"]:
-        assert told["adpo/scored"] == [0.0, 1.0, 1.0, 1.0]
+    for logged in found["logged"]:
+        assert logged["adpo/scored"] == [0.0, 1.0, 1.0, 1.0]
     if "lora_rank" in dict(one.options):
         still = {key for key in before if torch.equal(found["after"][key], found["before"][key])}
         assert still == {key for key in before if "lora_" not in key}

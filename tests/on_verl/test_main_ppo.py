@@ -225,9 +225,9 @@ def test_a_run_is_not_resumed_on_other_processes(two_runs):
 
 def test_tensorboard(two_runs):
     found = EventAccumulator(str(two_runs / "tensorboard" / "first")).Reload().Scalars("actor/adpo/anchor_kl")
-    told = logged(two_runs, "first")
+    expected = logged(two_runs, "first")
     assert [(one.step, one.value) for one in found] == [
-        (step, pytest.approx(told[step]["actor/adpo/anchor_kl"])) for step in (1, 2)
+        (step, pytest.approx(expected[step]["actor/adpo/anchor_kl"])) for step in (1, 2)
     ]
 
 
@@ -242,8 +242,8 @@ def test_mlflow(two_runs):
     runs = client.search_runs([one.experiment_id for one in client.search_experiments()])
     histories = [client.get_metric_history(run.info.run_id, "actor/adpo/anchor_kl") for run in runs]
     found = {one.step: one.value for history in histories for one in history}
-    told = {**logged(two_runs, "first"), **logged(two_runs, "second")}
-    assert found == {step: pytest.approx(told[step]["actor/adpo/anchor_kl"]) for step in (1, 2, 3)}
+    expected = {**logged(two_runs, "first"), **logged(two_runs, "second")}
+    assert found == {step: pytest.approx(expected[step]["actor/adpo/anchor_kl"]) for step in (1, 2, 3)}
 
 
 def test_trackio(two_runs):
