@@ -14,6 +14,7 @@ from transformers.training_args import trainer_log_levels
 
 from adpo.files import write_json
 from adpo.integrations.model_card import CardFacts, write_card
+from adpo.integrations.trl.vllm import check_tokenizer
 from adpo.lm.context import context_length
 from adpo.lm.rewards import Correct
 from adpo.lm.tasks import up_to
@@ -126,6 +127,7 @@ def train(order: Ordered[Asked], display: Display) -> dict[str, Any]:
     with everyone.main_process_first():
         path = run.start or model_folder(run, display)
     model, tokenizer = load_model(path, given.get("model_init_kwargs"))
+    settled_by_main(lambda: check_tokenizer(config, tokenizer))
     rows = data.prepare(run, tokenizer, order.seed)
     context = context_length(model.config)
     longest, chat = config.max_completion_length, config.chat_template_kwargs or {}

@@ -26,6 +26,7 @@ from adpo.integrations.accepted import refuse_pictures, refuse_vision
 from adpo.integrations.forms import NARROW
 from adpo.integrations.passes import SHARDED
 from adpo.integrations.trl.resume import ExactResume
+from adpo.integrations.trl.vllm import check_vllm, failures_in_one_line
 from adpo.lm.decoding import PADDED_TO, Decoder, padded, up_to_end
 from adpo.lm.decoding_checks import why_not_decoded
 from adpo.lm.padding import off_by_padding
@@ -76,6 +77,7 @@ class Sampling(ExactResume):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         name, data = type(self).__name__, (options.get("train_dataset"), options.get("eval_dataset"))
         refuse_pictures(name, data, options.get("processing_class"))
+        check_vllm(options.get("args") or arguments[2])
         super().__init__(*arguments, **options)
         refuse_vision(name, self.accelerator.unwrap_model(self.model))
         self._refuse_padding()
@@ -165,7 +167,8 @@ class Sampling(ExactResume):
         try:
             if self.why_not_recorded is None and self.model.training and not any(arguments[:2]):
                 return self._recorded(prompt_ids), None
-            return self._generated(prompt_ids, *arguments, **options)
+            with failures_in_one_line(self.args):
+                return self._generated(prompt_ids, *arguments, **options)
         except torch.OutOfMemoryError as error:
             raise ValueError(
                 f"no memory for {len(prompt_ids)} completions at a time: set sampling_rows to fewer"
