@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 NAME = "files"
+FOLDER = "ADPO_TEST_WEIGHTS"
 PATIENCE = 120  # seconds
 
 
@@ -77,7 +78,7 @@ def register():
 
 
 def sent():
-    return Path(os.environ["ADPO_TEST_WEIGHTS"]) / "weights"
+    return Path(os.environ[FOLDER]) / "weights"
 
 
 def broadcast(iterator, group, src, post_iter_func):
@@ -88,12 +89,12 @@ def broadcast(iterator, group, src, post_iter_func):
     file.with_suffix(".part").rename(file)
 
 
-def instead_of_nccl():
-    """In the trainer's process."""
+def instead_of_nccl(changes):
+    """In the trainer's process; ``changes`` is pytest's monkeypatch, or its like."""
     from trl.generation import vllm_client
 
-    plain = vllm_client.VLLMClient.init_communicator
-    vllm_client.VLLMClient.init_communicator = lambda self, device=0: plain(self, "cuda")
-    vllm_client.VLLMClient.close_communicator = lambda self: None
-    vllm_client.open_trainer_endpoint = lambda init_info: NAME
-    vllm_client.packed_nccl_broadcast_producer = broadcast
+    client, plain = vllm_client.VLLMClient, vllm_client.VLLMClient.init_communicator
+    changes.setattr(client, "init_communicator", lambda self, device=0: plain(self, "cuda"))
+    changes.setattr(client, "close_communicator", lambda self: None)
+    changes.setattr(vllm_client, "open_trainer_endpoint", lambda init_info: NAME)
+    changes.setattr(vllm_client, "packed_nccl_broadcast_producer", broadcast)

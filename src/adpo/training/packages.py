@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from adpo.integrations.accepted import refuse_liger
+
 TRACKERS = {
     "azure_ml": ("azureml", "azureml-sdk"),
     "comet_ml": ("comet_ml", "comet-ml"),
@@ -52,6 +54,7 @@ def check_packages(config: Any, model_options: Mapping[str, Any] | None = None) 
     if getattr(config, "use_vllm", False):
         _check_vllm(config)
     if config.use_liger_kernel:
+        refuse_liger(config)
         _need("use_liger_kernel", "liger_kernel", "liger-kernel", "leave it out")
     _check_model_options(model_options or {})
     _check_optimizer(config)

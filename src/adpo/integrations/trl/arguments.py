@@ -112,9 +112,9 @@ def check_sampling_arguments(args: Any) -> None:
         needed = next((mode for mode, names in OF_MODE.items() if field.name in names), args.vllm_mode)
         value = getattr(args, field.name)
         if args.use_vllm and needed != args.vllm_mode and value != field.default:
+            where = "where vLLM is started with it" if needed == "colocate" else "which has no server"
             raise ValueError(
-                f"{field.name} = {value!r} has no effect with vllm_mode {args.vllm_mode}, only with {needed}"
-                f"{': give it to the server' if needed == 'colocate' else ''}: leave it out"
+                f"{field.name} = {value!r} has no effect with vllm_mode {args.vllm_mode}, {where}: leave it out"
             )
         for beginning, needed in NEEDS.items():
             value = getattr(args, field.name)

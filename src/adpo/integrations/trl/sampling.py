@@ -22,7 +22,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from adpo.integrations.accepted import refuse_pictures, refuse_vision
+from adpo.integrations.accepted import refuse_liger, refuse_pictures, refuse_vision
 from adpo.integrations.forms import NARROW
 from adpo.integrations.passes import SHARDED
 from adpo.integrations.trl.resume import ExactResume
@@ -77,7 +77,9 @@ class Sampling(ExactResume):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         name, data = type(self).__name__, (options.get("train_dataset"), options.get("eval_dataset"))
         refuse_pictures(name, data, options.get("processing_class"))
-        check_vllm(options.get("args") or arguments[2])
+        args = options.get("args") or arguments[2]
+        refuse_liger(args)
+        check_vllm(args)
         super().__init__(*arguments, **options)
         refuse_vision(name, self.accelerator.unwrap_model(self.model))
         self._refuse_padding()

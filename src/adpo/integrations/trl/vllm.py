@@ -181,7 +181,7 @@ def failures_in_one_line(args: Any) -> Iterator[None]:
         if not (args.use_vllm and args.vllm_mode == "server" and failed):
             raise
         line = " ".join(str(error).split())[:300]
-        raise ValueError(
-            f"the vLLM server at {server_url(args)} failed ({line}): see its log, and start it again with the "
-            "model that is trained"
-        ) from error
+        then = "see its log, and start it again with the model that is trained"
+        if "context length" in line:
+            then = "start it with a larger --max-model-len"
+        raise ValueError(f"the vLLM server at {server_url(args)} failed ({line}): {then}") from error
