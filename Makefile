@@ -72,6 +72,14 @@ clean:
 	$(PYTHON) -m pip --python .venv-verl/bin/python install --quiet -c constraints-verl.txt -e '.[verl]' pytest hypothesis
 	touch $@
 
+# vLLM for CPUs asks for torchvision and torchaudio, which text does not need and which must fit its torch to the letter:
+# the list is whole, and what it asks for is not looked at. pip is in it because a server reports what is installed.
+.venv-vllm/.ready: pyproject.toml constraints-vllm.txt
+	$(PYTHON) -m venv --without-pip .venv-vllm
+	$(PYTHON) -m pip --python .venv-vllm/bin/python install --quiet -c constraints-vllm.txt torch==2.13.0
+	$(PYTHON) -m pip --python .venv-vllm/bin/python install --quiet --no-deps -r constraints-vllm.txt -e .
+	touch $@
+
 # DeepSpeed is a source build; its kernels are compiled when they are first used. A build that is killed leaves a lock
 # in `extensions`, on which later ones would wait: `make clean` removes it.
 build/deepspeed/.ready: .venv/.ready
