@@ -143,6 +143,24 @@ def test_another_tokenizer(serve, tmp_path):
     needs.check_tokenizer(config(tmp_path, serve(change={"/tokenize": 404})), tiny_lm.tokenizer())  # it has none
 
 
+def test_the_room_of_a_server(serve, tmp_path):
+    models = {"/v1/models": {"data": [{"id": "served", "max_model_len": 300}]}}
+    assert needs.server_room(config(tmp_path, serve(change=models))) == 300
+    assert needs.server_room(config(tmp_path, serve())) is None
+    assert needs.server_room(ADPOConfig(str(tmp_path), **CPU)) is None
+
+
+def test_packed_weights_do_not_travel():
+    model = tiny_lm.model()
+    needs.refuse_packed(model.to(torch.bfloat16))
+    packed = torch.nn.Parameter(torch.zeros(3, dtype=torch.uint8), requires_grad=False)
+    model.lm_head.weight = packed
+    with pytest.raises(
+        ValueError, match=r"^vllm_mode server needs weights .* packed \(torch.uint8\): leave"
+    ):
+        needs.refuse_packed(model)
+
+
 def test_other_processes_leave_the_server_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(needs, "refuse_without_gpu", lambda _: None)
     args = config(tmp_path, "http://127.0.0.1:9")

@@ -90,7 +90,11 @@ def test_a_run_whose_completions_are_all_cut(server, model, tmp_path):
 
 @pytest.mark.parametrize("method", ["adpo", "grpo"])
 def test_the_command(server, model, tmp_path, monkeypatch, method):
+    """Prompts for which the server has no room are left out, as those for which the model has none."""
     more = of(server, vllm_server_base_url=server.url + "/", method=method)
+    prompts = [{"prompt": "1+2=" if row % 2 else "1" * 190} for row in range(40)]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in prompts))
+    more["data"] = tmp_path / "prompts.jsonl"
     asked = server.sampled()
     typed = command_line(tmp_path, model, **more, **({"truncated": "keep"} if method == "adpo" else {}))
     monkeypatch.setattr(sys, "argv", ["adpo", *typed])

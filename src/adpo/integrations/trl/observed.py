@@ -13,7 +13,7 @@ from adpo.integrations.trl import contract
 from adpo.integrations.trl.backtracking import Stepping
 from adpo.integrations.trl.endings import STOPS, Completion, Endings, RecordedEngine
 from adpo.integrations.trl.rows import Rows
-from adpo.integrations.trl.vllm import RecordedServer, check_tokenizer, with_ends
+from adpo.integrations.trl.vllm import RecordedServer, check_tokenizer, refuse_packed, with_ends
 from adpo.integrations.weights_moved import WeightsMoved
 
 
@@ -38,6 +38,7 @@ class Observed(Stepping):
         if self.args.vllm_mode == "colocate":
             recorded = vllm.llm = RecordedEngine(vllm.llm)
             return recorded
+        refuse_packed(self.accelerator.unwrap_model(self.model))
         check_tokenizer(self.args, self._tokenizer)
         return RecordedServer(getattr(vllm, "vllm_client", None))
 

@@ -109,6 +109,24 @@ def check_tokenizer(args: Any, tokenizer: Any) -> None:
         )
 
 
+def refuse_packed(model: Any) -> None:
+    """TRL sends a server the parameters as they are; the scales of packed ones would stay behind."""
+    packed = next((value.dtype for value in model.parameters() if not value.is_floating_point()), None)
+    if packed is not None:
+        raise ValueError(
+            f"vllm_mode server needs weights in a floating-point type; this model's are packed ({packed}): leave "
+            "quantization_config out"
+        )
+
+
+def server_room(args: Any) -> int | None:
+    """Tokens that prompt and completion may have at a server; None where there is none, or it does not say."""
+    if not args.use_vllm or args.vllm_mode != "server":
+        return None
+    status, found = _asked(f"{server_url(args)}/v1/models")
+    return found["data"][0].get("max_model_len") if status == 200 else None
+
+
 def _wait(url: str, patience: float) -> None:
     until = time.monotonic() + patience
     status, announced = _asked(f"{url}/health")[0], False
