@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test test-trl test-verl test-deepspeed check unit docs format bench dist clean
+.PHONY: run test test-trl test-verl test-vllm test-deepspeed check unit docs format bench dist clean
 
 run: .venv/.ready  ## environment + training of the embedded model: minutes
 	$(BIN)/adpo train
@@ -11,6 +11,9 @@ test: check unit  ## environment + lint + types + tests
 
 test-verl: .venv-verl/.ready  ## an environment of its own: verl caps transformers below what the rest may use
 	cd tests/on_verl && ../../.venv-verl/bin/python -m pytest -q -c /dev/null --rootdir . -p no:cacheprovider
+
+test-vllm: .venv-vllm/.ready  ## vLLM on the CPU, in an environment of its own (wheels for x86_64 and aarch64 on Linux)
+	cd tests/on_vllm && ../../.venv-vllm/bin/python -m pytest -q -c /dev/null --rootdir . -p no:cacheprovider
 
 test-deepspeed: .venv/.ready build/deepspeed/.ready  ## DeepSpeed, built for the CPU, beside the environment's packages
 	DS_ACCELERATOR=cpu TORCH_EXTENSIONS_DIR=$(CURDIR)/build/deepspeed/extensions OMP_NUM_THREADS=1 \
@@ -53,7 +56,7 @@ dist:  ## wheel and sdist, checked; the wheel tried out in an environment that h
 	cd build && clean/bin/adpo train --out smallest --max_steps 2 --eval_problems 20 --dev_problems 0
 
 clean:
-	rm -rf .venv .venv-verl build dist
+	rm -rf .venv .venv-verl .venv-vllm build dist
 
 # torch goes in first and alone: its exact pin keeps every later package from choosing another build.
 # pip runs from outside the environment, so a Python without ensurepip works as well.
@@ -67,6 +70,14 @@ clean:
 	$(PYTHON) -m venv --without-pip .venv-verl
 	$(PYTHON) -m pip --python .venv-verl/bin/python install --quiet -c constraints-verl.txt torch==2.13.0
 	$(PYTHON) -m pip --python .venv-verl/bin/python install --quiet -c constraints-verl.txt -e '.[verl]' pytest hypothesis
+	touch $@
+
+# vLLM for CPUs asks for torchvision and torchaudio, which text does not need and which must fit its torch to the letter:
+# the list is whole, and what it asks for is not looked at. pip is in it because a server reports what is installed.
+.venv-vllm/.ready: pyproject.toml constraints-vllm.txt
+	$(PYTHON) -m venv --without-pip .venv-vllm
+	$(PYTHON) -m pip --python .venv-vllm/bin/python install --quiet -c constraints-vllm.txt torch==2.13.0
+	$(PYTHON) -m pip --python .venv-vllm/bin/python install --quiet --no-deps -r constraints-vllm.txt -e .
 	touch $@
 
 # DeepSpeed is a source build; its kernels are compiled when they are first used. A build that is killed leaves a lock

@@ -178,6 +178,7 @@ MAY_USE = {  # besides torch: few, named files
     "integrations/verl/resume.py": {"verl"},
     "integrations/verl/plugin.py": {"verl"},
     "integrations/trl/rollouts.py": {"accelerate"},
+    "integrations/trl/vllm.py": {"accelerate"},
     "integrations/trl/online.py": {"transformers", "trl"},
     "integrations/state.py": {"safetensors"},
     "training/settings.py": {"trl"},

@@ -149,6 +149,14 @@ REFUSALS = {
         **{entry: trained_by(entry, fp16=True) for entry in TRAINERS},
         **{command: typed(command, "--fp16", "true") for command in COMMANDS},
     },
+    "liger-on-a-cpu": {
+        **{entry: trained_by(entry, use_liger_kernel=True) for entry in TRAINERS},
+        **{command: typed(command, "--use_liger_kernel", "true") for command in COMMANDS},
+    },
+    "vllm-on-a-cpu": {
+        **{entry: trained_by(entry, use_vllm=True) for entry in ONLINE},
+        "train": typed("train", "--use_vllm", "true"),
+    },
     "zero-3": {
         **{entry: stage_3(trained_by(entry)) for entry in TRAINERS},
         **{command: stage_3(typed(command)) for command in COMMANDS},

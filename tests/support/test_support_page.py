@@ -25,17 +25,17 @@ CELLS = [(feature, entry, text) for feature, row in ROWS.items() for entry, text
 MESSAGES = dict(re.findall(r"^### ([\w-]+)\n\n`(.+)`$", PAGE, re.M))
 LINKED = sorted({match.groups()[1:] for _, _, text in CELLS if (match := LINK.fullmatch(text))})
 REFUSALS = [(feature, entry, match[1]) for feature, entry, text in CELLS if (match := REFUSED.fullmatch(text))]
-OUTSIDE = ("tests/on_verl/", "tests/on_deepspeed/")
+OUTSIDE = ("tests/on_verl/", "tests/on_deepspeed/", "tests/on_vllm/")
 """Tests that have packages of their own, and are not collected here."""
 REQUIRED = """
-all weights, LoRA, DoRA, QLoRA, DDP, FSDP2, FSDP1, DeepSpeed ZeRO 1, DeepSpeed ZeRO 2, DeepSpeed ZeRO 3,
-tensor parallel, context parallel, sequence parallel, gradient checkpointing, torch.compile, bf16, fp16, bf16
-weights, Liger layers, dense, sliding window, mixture of experts, routing replay, hybrid, state space, rope
-scaling, vision, chat templates, tools, environments, rollout_func, async rewards, several rewards, rewards of
-None, iterable data, top-p, top-k, min-p, repetition penalty, vLLM in the same process, vLLM that sleeps, vLLM
-as a server, continuous batching, our own decoder, num_iterations, steps_per_generation, reference
-synchronisation, masks of cut answers, evaluation during training, resume, resume on other processes, push to
-the hub, TensorBoard, Weights & Biases, MLflow, Trackio
+all weights, LoRA, DoRA, QLoRA, DDP, FSDP2, FSDP1, DeepSpeed ZeRO 1, DeepSpeed ZeRO 2, DeepSpeed ZeRO 3, tensor
+parallel, context parallel, sequence parallel, gradient checkpointing, torch.compile, bf16, fp16, bf16 weights,
+Liger layers, Liger layers on a CPU, dense, sliding window, mixture of experts, routing replay, hybrid, state
+space, rope scaling, vision, chat templates, tools, environments, rollout_func, async rewards, several rewards,
+rewards of None, iterable data, top-p, top-k, min-p, repetition penalty, vLLM in the same process, vLLM that
+sleeps, vLLM as a server, vLLM on a CPU, continuous batching, our own decoder, num_iterations,
+steps_per_generation, reference synchronisation, masks of cut answers, evaluation during training, resume, resume
+on other processes, push to the hub, TensorBoard, Weights & Biases, MLflow, Trackio
 """
 
 

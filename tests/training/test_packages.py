@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 import sys
 
 import pytest
@@ -20,9 +21,8 @@ MISSING = {
     "--report_to [tensorboard, mlflow]": ("mlflow", "report_to mlflow needs a package"),
     "--report_to trackio": ("trackio", "report_to trackio needs a package"),
     "--report_to comet_ml": ("comet_ml", "pip install comet-ml"),
-    "--use_vllm true": ("vllm", "use_vllm needs a package that is not installed: pip install 'trl[vllm]'"),
-    "--use_vllm true --vllm_mode server": ("vllm", "use_vllm needs a package"),
-    "--use_liger_kernel true": ("liger_kernel", "pip install liger-kernel"),
+    "--use_vllm true --vllm_mode server": (None, "this run is on cpu: leave use_vllm out"),
+    "--use_liger_kernel true": (None, "use_liger_kernel needs a GPU"),
     "--optim adamw_bnb_8bit": ("bitsandbytes", "optim adamw_bnb_8bit: You need to install `bitsandbytes`"),
     "--optim galore_adamw": ("galore_torch", "optim galore_adamw: You need to install `galore_torch`"),
     "--optim adamw_torch_8bit": ("torchao", "optim adamw_torch_8bit: You need to have `torchao"),
@@ -68,6 +68,20 @@ def test_what_is_missing_is_one_line_at_the_start(words, command, tmp_path, monk
     assert (end.value.code, errors.count("\n")) == (2, 1), errors
     assert complaint in errors
     assert not out.exists()
+
+
+def test_what_a_gpu_needs_beside_it(tmp_path, monkeypatch):
+    """On a machine that has one."""
+    from adpo.integrations.trl import ADPOConfig, vllm
+
+    monkeypatch.setattr(vllm, "refuse_without_gpu", lambda _: None)
+    monkeypatch.setattr(packages, "refuse_liger", lambda _: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    for setting, package in {"use_vllm": "'trl[vllm]', or", "use_liger_kernel": "liger-kernel, or"}.items():
+        config = ADPOConfig(str(tmp_path), use_cpu=True, bf16=False, report_to="none", **{setting: True})
+        expected = f"^{setting} needs a package that is not installed: pip install {re.escape(package)}"
+        with pytest.raises(ValueError, match=expected):
+            packages.check_packages(config)
 
 
 def test_a_hub_that_knows_you(tmp_path, monkeypatch):

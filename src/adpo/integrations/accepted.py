@@ -40,6 +40,15 @@ def refuse_vision(trainer: str, model: Any, name: str = "") -> None:
         )
 
 
+def refuse_liger(args: Any) -> None:
+    """On a CPU; imports would fail, or the first pass."""
+    if args.use_liger_kernel and args.device.type in ("cpu", "mps"):
+        raise ValueError(
+            f"use_liger_kernel needs a GPU: its layers are triton's, which has none for {args.device.type}; leave "
+            "it out"
+        )
+
+
 def refuse_router_loss(trainer: str, model: Any, asked: float | None = None) -> None:
     """The load-balancing loss is a product of means over a batch, which passes of another size would change."""
     text = model.config.get_text_config()

@@ -185,7 +185,12 @@ def _key(row: Row) -> str:
 
 
 def that_fit(
-    rows: Sequence[Row], tokenizer: Any, context: int | None, completion: int, chat: Mapping[str, Any]
+    rows: Sequence[Row],
+    tokenizer: Any,
+    context: int | None,
+    completion: int,
+    chat: Mapping[str, Any],
+    whose: str = "model",
 ) -> list[Row]:
     """Without rows whose prompt leaves no room for a completion."""
     if context is None or not rows:
@@ -200,7 +205,7 @@ def that_fit(
             context,
         )
     if not kept:
-        raise ValueError(f"no prompt leaves room for {completion} tokens in the model's context of {context}")
+        raise ValueError(f"no prompt leaves room for {completion} tokens in the {whose}'s context of {context}")
     return kept
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from adpo.integrations.accepted import refuse_liger
+
 TRACKERS = {
     "azure_ml": ("azureml", "azureml-sdk"),
     "comet_ml": ("comet_ml", "comet-ml"),
@@ -50,13 +52,22 @@ def check_packages(config: Any, model_options: Mapping[str, Any] | None = None) 
             module, package = TRACKERS[name]
             _need(f"report_to {name}", module, package, "report to tensorboard or none")
     if getattr(config, "use_vllm", False):
-        _need("use_vllm", "vllm", "'trl[vllm]'", "leave use_vllm out: transformers then sample")
+        _check_vllm(config)
     if config.use_liger_kernel:
+        refuse_liger(config)
         _need("use_liger_kernel", "liger_kernel", "liger-kernel", "leave it out")
     _check_model_options(model_options or {})
     _check_optimizer(config)
     if config.push_to_hub:
         _check_hub(config)
+
+
+def _check_vllm(config: Any) -> None:
+    from adpo.integrations.trl.vllm import check_vllm, refuse_without_gpu
+
+    refuse_without_gpu(config)
+    _need("use_vllm", "vllm", "'trl[vllm]'", "leave use_vllm out: transformers then sample")
+    check_vllm(config)
 
 
 def _need(setting: str, module: str, package: str, otherwise: str) -> None:

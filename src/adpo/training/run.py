@@ -14,6 +14,7 @@ from transformers.training_args import trainer_log_levels
 
 from adpo.files import write_json
 from adpo.integrations.model_card import CardFacts, write_card
+from adpo.integrations.trl.vllm import check_tokenizer, server_room
 from adpo.lm.context import longest_row
 from adpo.lm.rewards import Correct
 from adpo.lm.tasks import up_to
@@ -126,11 +127,14 @@ def train(order: Ordered[Asked], display: Display) -> dict[str, Any]:
     with everyone.main_process_first():
         path = run.start or model_folder(run, display)
     model, tokenizer = load_model(path, given.get("model_init_kwargs"))
+    settled_by_main(lambda: check_tokenizer(config, tokenizer))
     rows = data.prepare(run, tokenizer, order.seed)
     context = longest_row(model.config)
     longest, chat = config.max_completion_length, config.chat_template_kwargs or {}
     parts = (rows.train, rows.test, rows.dev)
     to_train, to_test, to_watch = (data.that_fit(part, tokenizer, context, longest, chat) for part in parts)
+    room = settled_by_main(lambda: server_room(config))
+    to_train = data.that_fit(to_train, tokenizer, room, longest, chat, "vLLM server")
     _enough(to_train, config)
     timed_out: Literal["mask", "zero"] = "mask" if getattr(config, "truncated", "zero") == "mask" else "zero"
     with Correct(timed_out, seconds=run.verifier_seconds) as correct:

@@ -16,7 +16,7 @@ from transformers import TrainerCallback
 from adpo import exact
 from adpo.anchors import EMA, Refresh, Self
 from adpo.integrations import state
-from adpo.integrations.accepted import limit_rows, refuse_pictures, refuse_router_loss, refuse_vision
+from adpo.integrations.accepted import limit_rows, refuse_liger, refuse_pictures, refuse_router_loss, refuse_vision
 from adpo.integrations.empty_steps import EmptySteps
 from adpo.integrations.epochs import EpochShuffle, StartEpoch
 from adpo.integrations.guards import RefuseBadSteps
@@ -59,6 +59,7 @@ class ListwiseTrainer(Watching):
         args = args or ListwiseConfig("listwise-output")
         if not isinstance(args, ListwiseConfig):
             raise TypeError(f"args must be a ListwiseConfig; got {type(args).__name__}")
+        refuse_liger(args)
         model, processing_class = sources.model_and_tokenizer(model, processing_class, peft_config)
         if args.disable_dropout:
             without_dropout(model)

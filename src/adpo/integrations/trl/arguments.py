@@ -54,6 +54,17 @@ HONOURED = (
 """What means here what it means in TRL."""
 NEEDS = {"vllm_": "use_vllm", "transformers_continuous_batching_": "use_transformers_continuous_batching"}
 """Beginnings of names, and what has to be true for them to have an effect."""
+OF_MODE = {
+    "server": (
+        *("vllm_group_port", "vllm_server_base_url", "vllm_server_host", "vllm_server_port"),
+        "vllm_server_timeout",
+    ),
+    "colocate": (
+        *("vllm_enable_sleep_mode", "vllm_gpu_memory_utilization", "vllm_max_model_length", "vllm_model_impl"),
+        "vllm_tensor_parallel_size",
+    ),
+}
+"""What has an effect in one ``vllm_mode`` alone."""
 FORMER_NAMES = {"use_transformers_continuous_batching": "use_transformers_paged"}
 OWN_ARGUMENTS = {
     "temperature": "temperature",
@@ -94,7 +105,17 @@ def check_sampling_arguments(args: Any) -> None:
     }.items():
         if not fine:
             raise ValueError(f"{name} = {getattr(args, name)} is refused: expected {EXPECTED[name]}")
+    modes = ", ".join(OF_MODE)
+    if args.vllm_mode not in OF_MODE:
+        raise ValueError(f"vllm_mode must be one of {modes}; got {args.vllm_mode!r}")
     for field in fields(args):
+        needed = next((mode for mode, names in OF_MODE.items() if field.name in names), args.vllm_mode)
+        value = getattr(args, field.name)
+        if args.use_vllm and needed != args.vllm_mode and value != field.default:
+            where = "where vLLM is started with it" if needed == "colocate" else "which has no server"
+            raise ValueError(
+                f"{field.name} = {value!r} has no effect with vllm_mode {args.vllm_mode}, {where}: leave it out"
+            )
         for beginning, needed in NEEDS.items():
             value = getattr(args, field.name)
             given = getattr(args, needed) or getattr(args, FORMER_NAMES.get(needed, needed), False)

@@ -76,6 +76,17 @@ def check_trainer(trainer: Any) -> None:
     _refuse([f"a trainer has no {name}" for name in ATTRIBUTES if not hasattr(trainer, name)])
 
 
+def check_vllm(generation: Any, mode: str, main: bool) -> None:
+    """What samples by vLLM, once TRL has made it."""
+    client = getattr(generation, "vllm_client", None)
+    wanted = {
+        "a VLLMGeneration has no generation_kwargs": hasattr(generation, "generation_kwargs"),
+        "a VLLMGeneration has no llm": mode != "colocate" or hasattr(generation, "llm"),
+        "its client has no session": mode != "server" or not main or hasattr(client, "session"),
+    }
+    _refuse([what for what, fine in wanted.items() if not fine])
+
+
 def check_generated(found: Sequence[Any]) -> None:
     """What `_generate` returned."""
     if len(found) < GENERATED or not isinstance(found[5], dict):

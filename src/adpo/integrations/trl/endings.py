@@ -1,6 +1,6 @@
 """Which completions a limit of length cut.
 
-vLLM in the same process says why each completion ended. Where no sampler says so, a completion that ends with an
+vLLM says why each completion ended. Where no sampler says so, a completion that ends with an
 end token is whole, and so is one that is shorter than the limit if something else may end it: stop words, or a
 rollout function of the user's.
 """

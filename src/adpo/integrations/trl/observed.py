@@ -13,6 +13,7 @@ from adpo.integrations.trl import contract
 from adpo.integrations.trl.backtracking import Stepping
 from adpo.integrations.trl.endings import STOPS, Completion, Endings, RecordedEngine
 from adpo.integrations.trl.rows import Rows
+from adpo.integrations.trl.vllm import RecordedServer, check_tokenizer, refuse_packed, with_ends
 from adpo.integrations.weights_moved import WeightsMoved
 
 
@@ -25,12 +26,21 @@ class Observed(Stepping):
         super().__init__(*arguments, **options)
         self._rewards = torch.zeros(0)  # of the latest rollout, of all ranks; NaN where there is none
         self._cut = torch.zeros(0, dtype=torch.bool)  # of the latest rollout, on this rank
-        self._engine: RecordedEngine | None = None
-        if self.args.use_vllm and self.args.vllm_mode == "colocate":
-            self._engine = self.vllm_generation.llm = RecordedEngine(self.vllm_generation.llm)
+        self._engine = self._recorded_engine() if self.args.use_vllm else None
         self.gradient_monitor = GradientMonitor(self.args.max_completion_length)
         self.weights_moved = WeightsMoved(self, self.gradient_monitor)
         self.add_callback(self.weights_moved)
+
+    def _recorded_engine(self) -> RecordedEngine | RecordedServer:
+        vllm = self.vllm_generation
+        contract.check_vllm(vllm, self.args.vllm_mode, self.accelerator.is_main_process)
+        vllm.generation_kwargs = with_ends(vllm.generation_kwargs, self.eos_token_ids)
+        if self.args.vllm_mode == "colocate":
+            recorded = vllm.llm = RecordedEngine(vllm.llm)
+            return recorded
+        refuse_packed(self.accelerator.unwrap_model(self.model))
+        check_tokenizer(self.args, self._tokenizer)
+        return RecordedServer(getattr(vllm, "vllm_client", None))
 
     def _generate(self, prompts: list[Any]) -> Any:
         """As TRL; what is known of the end of each completion is kept beside it."""
@@ -38,6 +48,8 @@ class Observed(Stepping):
             self._engine.reasons.clear()
         found = super()._generate(prompts)
         contract.check_generated(found)
+        if isinstance(self._engine, RecordedServer):
+            self._engine.share()
         prompt_ids, completion_ids, tool_mask, completions, _, extra, *_ = found
         given = extra.pop("truncated", None) if self.rollout_func is not None else None
         if given is None:

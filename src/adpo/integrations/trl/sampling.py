@@ -22,10 +22,11 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from adpo.integrations.accepted import limit_rows, refuse_pictures, refuse_vision
+from adpo.integrations.accepted import limit_rows, refuse_liger, refuse_pictures, refuse_vision
 from adpo.integrations.forms import NARROW
 from adpo.integrations.passes import SHARDED
 from adpo.integrations.trl.resume import ExactResume
+from adpo.integrations.trl.vllm import check_vllm, failures_in_one_line
 from adpo.lm.decoding import PADDED_TO, Decoder, padded, up_to_end
 from adpo.lm.decoding_checks import why_not_decoded
 from adpo.lm.padding import off_by_padding
@@ -77,6 +78,9 @@ class Sampling(ExactResume):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         name, data = type(self).__name__, (options.get("train_dataset"), options.get("eval_dataset"))
         refuse_pictures(name, data, options.get("processing_class"))
+        args = options.get("args") or arguments[2]
+        refuse_liger(args)
+        check_vllm(args)
         super().__init__(*arguments, **options)
         policy = self.accelerator.unwrap_model(self.model)
         refuse_vision(name, policy)
@@ -168,7 +172,8 @@ class Sampling(ExactResume):
         try:
             if self.why_not_recorded is None and self.model.training and not any(arguments[:2]):
                 return self._recorded(prompt_ids), None
-            return self._generated(prompt_ids, *arguments, **options)
+            with failures_in_one_line(self.args):
+                return self._generated(prompt_ids, *arguments, **options)
         except torch.OutOfMemoryError as error:
             raise ValueError(
                 f"no memory for {len(prompt_ids)} completions at a time: set sampling_rows to fewer"
