@@ -155,9 +155,7 @@ def test_packed_weights_do_not_travel():
     needs.refuse_packed(model.to(torch.bfloat16))
     packed = torch.nn.Parameter(torch.zeros(3, dtype=torch.uint8), requires_grad=False)
     model.lm_head.weight = packed
-    with pytest.raises(
-        ValueError, match=r"^vllm_mode server needs weights .* packed \(torch.uint8\): leave"
-    ):
+    with pytest.raises(ValueError, match=r"^vllm_mode server needs weights .* packed \(torch.uint8\): leave"):
         needs.refuse_packed(model)
 
 
