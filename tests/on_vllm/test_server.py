@@ -89,10 +89,10 @@ def test_a_run_whose_completions_are_all_cut(server, model, tmp_path):
 
 
 @pytest.mark.parametrize("method", ["adpo", "grpo"])
-def test_the_command(server, model, tmp_path, monkeypatch, method):
+def test_the_command(server, model, tmp_path, monkeypatch, caplog, method):
     """Prompts for which the server has no room are left out, as those for which the model has none."""
     more = of(server, vllm_server_base_url=server.url + "/", method=method)
-    prompts = [{"prompt": "1+2=" if row % 2 else "1" * 190} for row in range(40)]
+    prompts = [{"prompt": f"{row}+1=" if row % 2 else f"{row}+{'1' * 190}="} for row in range(80)]
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in prompts))
     more["data"] = tmp_path / "prompts.jsonl"
     asked = server.sampled()
@@ -101,6 +101,7 @@ def test_the_command(server, model, tmp_path, monkeypatch, method):
     with pytest.raises(SystemExit) as end:
         cli.main()
     assert end.value.code == 0
+    assert "leave no room for 16 tokens in a context of 200: left out" in caplog.text
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert (summary["steps"], summary["nothing_learnt"]) == (2, None)
     assert "vLLM" in summary["sampling"]
