@@ -10,9 +10,9 @@ import pytest
 import tiny_lm
 import torch
 
-from adpo.integrations.trl import ADPOConfig
+from adpo.integrations.trl import ADPOConfig, ADPOTrainer
 from adpo.integrations.trl import vllm as needs
-from adpo.integrations.trl.baselines import FastGRPOConfig
+from adpo.integrations.trl.baselines import FastGRPOConfig, FastGRPOTrainer
 from adpo.integrations.trl.endings import Completion, Endings
 
 CPU = {"use_cpu": True, "bf16": False, "report_to": "none", "use_vllm": True}
@@ -150,13 +150,17 @@ def test_the_room_of_a_server(serve, tmp_path):
     assert needs.server_room(ADPOConfig(str(tmp_path), **CPU)) is None
 
 
-def test_packed_weights_do_not_travel():
+@pytest.mark.parametrize("kind", [ADPOTrainer, FastGRPOTrainer])
+@pytest.mark.parametrize("mode", ["server", "colocate"])
+def test_packed_weights_are_refused_before_an_engine_is_started(tmp_path, kind, mode):
     model = tiny_lm.model()
     needs.refuse_packed(model.to(torch.bfloat16))
-    packed = torch.nn.Parameter(torch.zeros(3, dtype=torch.uint8), requires_grad=False)
-    model.lm_head.weight = packed
-    with pytest.raises(ValueError, match=r"^vllm_mode server needs weights .* packed \(torch.uint8\): leave"):
-        needs.refuse_packed(model)
+    model.lm_head.weight = torch.nn.Parameter(torch.zeros(3, dtype=torch.uint8), requires_grad=False)
+    form = ADPOConfig if kind is ADPOTrainer else FastGRPOConfig
+    with pytest.raises(ValueError, match=r"^use_vllm needs weights .* packed \(torch.uint8\): leave"):
+        kind(
+            model, lambda **_: [], form(str(tmp_path), **CPU, vllm_mode=mode), processing_class=tiny_lm.tokenizer()
+        )
 
 
 def test_other_processes_leave_the_server_alone(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 import json
 from types import SimpleNamespace
 
+import torch
 from entries import ENTRIES, ONLINE, made, model_of
 from test_commands import words_of
 
@@ -69,6 +70,12 @@ def rwkv(folder, _):
 def seeing():
     model = model_of("llama")
     model.config.vision_config = {}
+    return model
+
+
+def packed():
+    model = model_of("llama")
+    model.lm_head.weight = torch.nn.Parameter(torch.zeros(3, dtype=torch.uint8), requires_grad=False)
     return model
 
 
@@ -156,6 +163,13 @@ REFUSALS = {
     "vllm-on-a-cpu": {
         **{entry: trained_by(entry, use_vllm=True) for entry in ONLINE},
         "train": typed("train", "--use_vllm", "true"),
+    },
+    "vllm-on-packed-weights": {
+        **{entry: trained_by(entry, model=packed, use_vllm=True) for entry in ONLINE},
+        "train": typed(
+            *("train", "--use_vllm", "true", "--use_peft"),
+            *("--model_init_kwargs", "{quantization_config: {load_in_4bit: true}}"),
+        ),
     },
     "zero-3": {
         **{entry: stage_3(trained_by(entry)) for entry in TRAINERS},

@@ -52,7 +52,7 @@ def check_packages(config: Any, model_options: Mapping[str, Any] | None = None) 
             module, package = TRACKERS[name]
             _need(f"report_to {name}", module, package, "report to tensorboard or none")
     if getattr(config, "use_vllm", False):
-        _check_vllm(config)
+        _check_vllm(config, model_options or {})
     if config.use_liger_kernel:
         refuse_liger(config)
         _need("use_liger_kernel", "liger_kernel", "liger-kernel", "leave it out")
@@ -62,9 +62,11 @@ def check_packages(config: Any, model_options: Mapping[str, Any] | None = None) 
         _check_hub(config)
 
 
-def _check_vllm(config: Any) -> None:
-    from adpo.integrations.trl.vllm import check_vllm, refuse_without_gpu
+def _check_vllm(config: Any, model_options: Mapping[str, Any]) -> None:
+    from adpo.integrations.trl.vllm import PACKED, check_vllm, refuse_without_gpu
 
+    if model_options.get("quantization_config"):
+        raise ValueError(PACKED.format("quantization_config"))
     refuse_without_gpu(config)
     _need("use_vllm", "vllm", "'trl[vllm]'", "leave use_vllm out: transformers then sample")
     check_vllm(config)

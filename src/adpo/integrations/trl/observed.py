@@ -33,12 +33,12 @@ class Observed(Stepping):
 
     def _recorded_engine(self) -> RecordedEngine | RecordedServer:
         vllm = self.vllm_generation
+        refuse_packed(self.accelerator.unwrap_model(self.model))
         contract.check_vllm(vllm, self.args.vllm_mode, self.accelerator.is_main_process)
         vllm.generation_kwargs = with_ends(vllm.generation_kwargs, self.eos_token_ids)
         if self.args.vllm_mode == "colocate":
             recorded = vllm.llm = RecordedEngine(vllm.llm)
             return recorded
-        refuse_packed(self.accelerator.unwrap_model(self.model))
         check_tokenizer(self.args, self._tokenizer)
         return RecordedServer(getattr(vllm, "vllm_client", None))
 

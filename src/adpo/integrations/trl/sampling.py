@@ -80,7 +80,7 @@ class Sampling(ExactResume):
         refuse_pictures(name, data, options.get("processing_class"))
         args = options.get("args") or arguments[2]
         refuse_liger(args)
-        check_vllm(args)
+        check_vllm(args, options["model"] if "model" in options else arguments[0])
         super().__init__(*arguments, **options)
         policy = self.accelerator.unwrap_model(self.model)
         refuse_vision(name, policy)

@@ -16,11 +16,16 @@ from contextlib import contextmanager
 from typing import Any
 
 from accelerate.utils import broadcast_object_list
+from torch import nn
 
 from adpo.integrations.trl.endings import Key
 
 log = logging.getLogger("adpo")
 COMPLETIONS = "/v1/completions"
+PACKED = (
+    "use_vllm needs weights in a floating-point type; this model's are packed ({}): leave use_vllm out, or the "
+    "quantisation"
+)
 SAMPLE = "Is 7 - 3 * 10.5 = -24.5? Überprüfe: (x + 1)^2\n\t数学 <b>"
 """A text that two tokenizers hardly cut alike."""
 PAUSE = 2.0
@@ -29,10 +34,12 @@ ATTEMPT = 10.0
 """Seconds in which a server that is there answers."""
 
 
-def check_vllm(args: Any) -> None:
-    """Before data and model are loaded; ``args`` are the trainer's."""
+def check_vllm(args: Any, model: Any = None) -> None:
+    """Before anything is started; ``args`` are the trainer's, ``model`` may be a name still."""
     if not args.use_vllm:
         return
+    if isinstance(model, nn.Module):
+        refuse_packed(model)
     refuse_without_gpu(args)
     if args.vllm_mode == "server" and args.process_index == 0:  # TRL speaks to it from there alone
         check_server(args)
@@ -109,14 +116,14 @@ def check_tokenizer(args: Any, tokenizer: Any) -> None:
         )
 
 
-def refuse_packed(model: Any) -> None:
-    """TRL sends a server the parameters as they are; the scales of packed ones would stay behind."""
+def refuse_packed(model: nn.Module) -> None:
+    """TRL would send a server packed parameters without their scales.
+
+    In the same process it merges an adapter into them, and back, before every rollout, each time with a rounding.
+    """
     packed = next((value.dtype for value in model.parameters() if not value.is_floating_point()), None)
     if packed is not None:
-        raise ValueError(
-            f"vllm_mode server needs weights in a floating-point type; this model's are packed ({packed}): leave "
-            "quantization_config out"
-        )
+        raise ValueError(PACKED.format(packed))
 
 
 def server_room(args: Any) -> int | None:
