@@ -154,6 +154,13 @@ MODELS = {
             "max_position_embeddings": 16,
         },
     ),
+    "stretched by length": (
+        "llama",
+        {
+            "rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4},
+            "max_position_embeddings": 32,
+        },
+    ),
 }
 
 
