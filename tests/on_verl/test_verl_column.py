@@ -104,6 +104,8 @@ NOT_TAKEN = {
         f"{MODEL}.fused_kernel_options.impl_backend": "triton",
     },
     "router_replay.mode": {f"+{ACTOR}.router_replay.mode": "R2"},
+    "model.enable_activation_offload must be false": {f"{MODEL}.enable_activation_offload": "true"},
+    "algorithm.filter_groups.enable must be false": {"algorithm.filter_groups.enable": "true"},
     "qat.enable must be false": {f"{ACTOR}.qat.enable": "true"},
     "replicas of FSDP1 would not average gradients": {
         f"{ACTOR}.strategy": "fsdp",

@@ -110,6 +110,11 @@ def _refused(config: Any, fixed: bool) -> dict[str, bool]:
         "anchor fixed with model.lora_adapter_path would anchor to the model without that adapter: merge it into "
         "the model first": fixed and model.get("lora_adapter_path") is not None,
         "model.use_liger must be false: no test holds verl's Liger layers with ADPO": bool(model.get("use_liger")),
+        "model.enable_activation_offload must be false: no test holds it with ADPO": bool(
+            model.get("enable_activation_offload")
+        ),
+        "algorithm.filter_groups.enable must be false: no test holds it with ADPO, which leaves groups without a "
+        "gradient out of an update by itself": bool((config.algorithm.get("filter_groups") or {}).get("enable")),
         f"model.fused_kernel_options.impl_backend must be torch; got {fused}": fused != "torch"
         and bool(model.get("use_fused_kernels")),
         f"rollout.repetition_penalty must be 1; got {penalty}: verl's agent loops sample without one": penalty
