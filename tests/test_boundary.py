@@ -120,8 +120,8 @@ REFUSED = {
     "logp must be a floating-point [groups, K] table, K >= 1; got float32 [3]": lambda: call(logp=LOGP[0]),
     "got int64 [2, 3]": lambda: call(logp=LOGP.long()),
     "got float32 [2, 0]": lambda: call(logp=LOGP[:, :0]),
-    "mask must be bool [2, 3], like logp; got float32 [2, 3]": lambda: call(mask=torch.ones(2, 3)),
-    "mask must be bool [2, 3], like logp; got bool [2, 2]": lambda: call(mask=torch.ones(2, 2, dtype=torch.bool)),
+    "mask must be bool or int [2, 3], like logp; got float32 [2, 3]": lambda: call(mask=torch.ones(2, 3)),
+    "mask must be bool or int [2, 3], like logp; got bool [2, 2]": lambda: call(mask=torch.ones(2, 2, dtype=torch.bool)),
     "rewards must be [2, 3], like logp; got float32 [3, 2]": lambda: call(rewards=torch.zeros(3, 2)),
     "anchor_logp must be [2, 3], like logp; got float32 [2, 1]": lambda: call(anchor_logp=torch.zeros(2, 1)),
     "labels must be [2], one per group; got int64 [2, 1]": lambda: adpo.Objective(adpo.one_hot()).loss(
@@ -325,3 +325,11 @@ def test_temperature_reaches_the_anchored_teacher():
     objective = adpo.Objective(adpo.teacher(anchored=True), adpo.forward_kl, tau=1.0)
     for tau in (0.3, torch.tensor([3.0])):
         assert objective.loss(teacher, anchor, teacher_logp=teacher, tau=tau).item() == pytest.approx(0, abs=1e-7)
+
+
+def test_masks_may_be_integers_and_the_anchor_may_be_left_out():
+    objective = adpo.Objective(adpo.boltzmann(beta=0.5))
+    mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
+    expected = objective.coefficients(LOGP, None, mask=mask.bool(), **TARGET_SIGNALS)
+    assert torch.equal(objective.coefficients(LOGP, mask=mask, **TARGET_SIGNALS), expected)
+    assert not expected[0, 2]

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from adpo.core.objective import Diagnostics, Objective
+from adpo.core.signals import Signals
 from adpo.ranks import Ranks
 from adpo.rows import RowGroups
 
@@ -56,7 +57,7 @@ def backward(
     no_sync: Callable[[], AbstractContextManager[object]] = nullcontext,
     back_propagate: Callable[[Tensor], object] = Tensor.backward,
     process_group: dist.ProcessGroup | None = None,
-    **signals: Tensor | None,
+    **signals: Unpack[Signals],
 ) -> GroupGradient:
     """Accumulate the gradient of ``objective``, a mean over groups, in the parameters behind ``score``.
 
@@ -159,7 +160,7 @@ def coefficients(
     *,
     tau: float | Tensor | None = None,
     process_group: dist.ProcessGroup | None = None,
-    **signals: Tensor | None,
+    **signals: Unpack[Signals],
 ) -> RowCoefficients:
     """What `backward` multiplies log-probabilities with, for trainers that own their backward pass.
 

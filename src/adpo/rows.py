@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adpo.core.groups import GROUP_SIGNALS, from_flat, to_flat, to_table
+from adpo.core.groups import from_flat, to_flat, to_table
 from adpo.core.objective import Diagnostics, Objective
+from adpo.core.signals import PER_GROUP, Signals, by_name
 from adpo.ranks import Ranks
 
 
@@ -36,7 +37,7 @@ class RowGroups:
         group_ids: Tensor,
         anchor_logp: Tensor | None,
         tau: float | Tensor | None,
-        signals: Mapping[str, Tensor | None],
+        signals: Signals,
         ranks: Ranks,
         check: Callable[[], object] = lambda: "",
     ) -> RowGroups:
@@ -51,9 +52,11 @@ class RowGroups:
         ids, sizes = torch.unique(every_id, return_counts=True)
         # By name, so that ranks exchange them in one order.
         given = {
-            name: values.detach().to(device) for name, values in sorted(signals.items()) if values is not None
+            name: values.detach().to(device)
+            for name, values in sorted(by_name(signals).items())
+            if values is not None
         }
-        of_groups = {name: given.pop(name) for name in GROUP_SIGNALS if name in given}
+        of_groups = {name: given.pop(name) for name in PER_GROUP if name in given}
         if anchor_logp is None:
             anchor = torch.zeros(len(group_ids), dtype=torch.float64, device=device)
         else:
@@ -146,14 +149,14 @@ class RowGroups:
         return {"logp": table, "mask": mask, "tau": tau, **arranged, **of_groups}, index
 
 
-def _given(group_ids: Tensor, anchor_logp: Tensor | None, signals: Mapping[str, Tensor | None]) -> list[str]:
+def _given(group_ids: Tensor, anchor_logp: Tensor | None, signals: Signals) -> list[str]:
     """The names of what is given, one value for each row; those of groups have to wait for the groups."""
     if "mask" in signals:
         raise TypeError("rows are real candidates: leave padding rows out instead of passing a mask")
     if group_ids.ndim != 1:
         raise ValueError(f"group_ids must be [rows]; got {list(group_ids.shape)}")
-    given = {name: values for name, values in signals.items() if values is not None}
-    of_rows = {name: values for name, values in given.items() if name not in GROUP_SIGNALS}
+    given = {name: values for name, values in by_name(signals).items() if values is not None}
+    of_rows = {name: values for name, values in given.items() if name not in PER_GROUP}
     for name, values in {"anchor_logp": anchor_logp, **of_rows}.items():
         if values is not None and values.shape != group_ids.shape:
             raise ValueError(f"{name} must be [rows] = {list(group_ids.shape)}; got {list(values.shape)}")

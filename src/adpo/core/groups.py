@@ -15,11 +15,9 @@ from difflib import get_close_matches
 import torch
 from torch import Tensor
 
+from adpo.core import signals as known_signals
 from adpo.core.ties import merge_ties
 
-TABLE_SIGNALS = ("rewards", "ranks", "teacher_logp", "q", "positions")  # [groups, K]
-GROUP_SIGNALS = ("labels", "preference")  # [groups]
-SIGNALS = TABLE_SIGNALS + GROUP_SIGNALS
 ORDERS = ("rewards", "ranks")  # whose ties are merged
 
 
@@ -132,10 +130,10 @@ def enter(
         raise ValueError(f"logp must be a floating-point [groups, K] table, K >= 1; got {_described(logp)}")
     if mask is None:
         mask = torch.ones_like(logp, dtype=torch.bool)
-    elif mask.shape != logp.shape or mask.dtype != torch.bool:
-        raise ValueError(f"mask must be bool {list(logp.shape)}, like logp; got {_described(mask)}")
+    elif mask.shape != logp.shape or mask.is_floating_point() or mask.is_complex():
+        raise ValueError(f"mask must be bool or int {list(logp.shape)}, like logp; got {_described(mask)}")
     else:
-        mask = mask.clone()  # it may be one of inference mode, too
+        mask = mask.to(torch.bool, copy=True)  # it may be one of inference mode, too
     if anchor_logp is None:
         anchor_logp = torch.zeros_like(logp)
     column = tau_column(tau, len(logp), logp.device)
@@ -144,12 +142,12 @@ def enter(
     anchor = _clean("anchor_logp", anchor_logp, mask, faults).detach()
     cleaned: dict[str, Tensor] = {}
     for name, values in signals.items():
-        if name not in SIGNALS:
-            close = get_close_matches(name, SIGNALS, n=1)
-            hint = f"did you mean `{close[0]}`?" if close else f"known signals: {', '.join(SIGNALS)}"
+        if name not in known_signals.NAMES:
+            close = get_close_matches(name, known_signals.NAMES, n=1)
+            hint = f"did you mean `{close[0]}`?" if close else f"known signals: {', '.join(known_signals.NAMES)}"
             raise TypeError(f"unknown signal `{name}`; {hint}")
         if values is not None:
-            known = mask if name in TABLE_SIGNALS else mask.any(1)
+            known = mask if name in known_signals.PER_CANDIDATE else mask.any(1)
             clean = _clean(name, torch.as_tensor(values, device=logp.device), known, faults).detach()
             cleaned[name] = merge_ties(clean, mask) if name in ORDERS else clean
     return table, Evidence(mask, anchor, column, cleaned, faults)

@@ -8,13 +8,14 @@ size and order gives the gradient of the whole-group loss.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Unpack
 
 import torch
 from torch import Tensor
 
 from adpo.core.divergences import Divergence, cross_entropy, entropy
 from adpo.core.groups import Evidence, enter, result_dtype, tau_column, transformed
+from adpo.core.signals import Signals, by_name
 from adpo.core.targets import Target
 
 Reduction = Literal["mean", "sum", "none"]
@@ -82,12 +83,12 @@ class Objective:
     def loss(
         self,
         logp: Tensor,
-        anchor_logp: Tensor | None,
+        anchor_logp: Tensor | None = None,
         *,
         mask: Tensor | None = None,
         tau: float | Tensor | None = None,
         reduction: Reduction = "mean",
-        **signals: Tensor | None,
+        **signals: Unpack[Signals],
     ) -> Tensor:
         """The loss, differentiable in ``logp``: mean or sum over the real groups, or ``[groups]``."""
         table, evidence = self._enter(logp, anchor_logp, mask, tau, signals)
@@ -96,12 +97,12 @@ class Objective:
     def coefficients(
         self,
         logp: Tensor,
-        anchor_logp: Tensor | None,
+        anchor_logp: Tensor | None = None,
         *,
         mask: Tensor | None = None,
         tau: float | Tensor | None = None,
         reduction: Reduction = "mean",
-        **signals: Tensor | None,
+        **signals: Unpack[Signals],
     ) -> Tensor:
         """``c = dloss/dlogp``, ``[groups, K]``, detached; zero on masked cells, sums to zero in every group."""
         with torch.inference_mode(False), torch.enable_grad():
@@ -111,11 +112,11 @@ class Objective:
     def diagnostics(
         self,
         logp: Tensor,
-        anchor_logp: Tensor | None,
+        anchor_logp: Tensor | None = None,
         *,
         mask: Tensor | None = None,
         tau: float | Tensor | None = None,
-        **signals: Tensor | None,
+        **signals: Unpack[Signals],
     ) -> Diagnostics:
         """What to watch: the one source of these metrics for every trainer."""
         with torch.inference_mode(False), torch.enable_grad():
@@ -155,9 +156,9 @@ class Objective:
         anchor_logp: Tensor | None,
         mask: Tensor | None,
         tau: float | Tensor | None,
-        signals: dict[str, Tensor | None],
+        signals: Signals,
     ) -> tuple[Tensor, Evidence]:
-        return enter(logp, anchor_logp, mask, self.tau if tau is None else tau, signals)
+        return enter(logp, anchor_logp, mask, self.tau if tau is None else tau, by_name(signals))
 
     def _reduced(self, table: Tensor, evidence: Evidence, reduction: Reduction) -> Tensor:
         u = (table - evidence.anchor_logp) / evidence.tau

@@ -6,7 +6,8 @@ type checker finds a typo; at run time an unknown name is an error that suggests
 
 from __future__ import annotations
 
-from typing import TypedDict
+from collections.abc import Mapping
+from typing import TypedDict, cast
 
 from torch import Tensor
 
@@ -26,3 +27,8 @@ class Signals(TypedDict, total=False):
 PER_GROUP = ("labels", "preference")
 NAMES = tuple(Signals.__annotations__)
 PER_CANDIDATE = tuple(name for name in NAMES if name not in PER_GROUP)
+
+
+def by_name(signals: Signals) -> Mapping[str, Tensor | None]:
+    """The same, as a mapping whose values have a type."""
+    return cast(Mapping[str, Tensor | None], signals)
