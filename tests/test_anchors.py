@@ -205,6 +205,42 @@ def test_an_anchor_has_no_dropout_in_it(make):
     assert policy.training
 
 
+class ReadingRate(nn.Module):
+    """The rate is read off a module that is never called, as GPT-2's attention does."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.rate = nn.Linear(3, 2), nn.Dropout(0.5)
+
+    def forward(self, x):
+        return nn.functional.dropout(self.linear(x), self.rate.p if self.training else 0.0)
+
+
+@pytest.mark.parametrize("mode_of_rate", [True, False])
+def test_a_rate_that_is_read_off_another_module_counts_too(mode_of_rate):
+    policy = nn.Sequential(ReadingRate(), nn.Tanh()).train()
+    policy[0].rate.train(mode_of_rate)
+    anchor = anchors.Self(policy)
+    expected = score(copy.deepcopy(policy).eval()).detach()
+    assert torch.equal(anchor.logp(score), expected)
+    assert policy[0].rate.p == 0.5
+    assert [module.training for module in policy[0].modules()] == [True, True, mode_of_rate]
+
+
+class PowerMean(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.p = 3.0
+
+    def forward(self, x):
+        return x.abs().pow(self.p).mean(1, keepdim=True).pow(1 / self.p) * x
+
+
+def test_an_exponent_is_no_rate():
+    policy = nn.Sequential(nn.Linear(3, 2), PowerMean()).train()
+    assert torch.equal(anchors.Self(policy).logp(score), score(policy))
+
+
 def test_a_policy_without_dropout_is_scored_in_the_mode_it_is_in():
     """A compiled graph is one of training or of evaluation: u = 0 to the bit needs the same for both."""
     policy = nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.0)).train()

@@ -128,6 +128,17 @@ def test_bad_input_is_refused_or_where_it_cannot_be_is_nan_for_its_group_alone(t
         assert found.all(1).tolist() == found.any(1).tolist() == [False, True, False]
 
 
+def test_a_target_without_mass_where_it_needs_some_is_nan_for_its_group_alone():
+    """The divergence is infinite there; its slope would be infinite in some cells and plausible in others."""
+    objective, q = adpo.Objective(adpo.soft(), adpo.reverse_kl), SIGNALS["q"].clone()
+    q[1] = torch.tensor([0.5, 0.5, 0.0, 0.0])
+    with pytest.raises(ValueError, match=r"the target at group 1, candidate 2 is .* expected mass everywhere"):
+        objective.loss(LOGP, None, q=q)
+    loss = torch.func.vmap(lambda row, q: objective.loss(row[None], None, q=q[None]))(LOGP, q)
+    c = torch.func.vmap(lambda row, q: objective.coefficients(row[None], None, q=q[None])[0])(LOGP, q)
+    assert loss.isnan().tolist() == c.isnan().all(1).tolist() == c.isnan().any(1).tolist() == [False, True, False]
+
+
 @pytest.mark.parametrize(("target", "name", "value"), [BAD[3], BAD[10], BAD[13], BAD[16]], ids=lambda x: str(x))
 def test_bad_input_is_nan_in_compiled_code(target, name, value):
     objective, table = adpo.Objective(*OBJECTIVES[f"{target}/cross_entropy"]), spoiled(name, value)

@@ -56,24 +56,29 @@ class Anchor(ABC):
 
 @contextmanager
 def without_dropout(module: nn.Module) -> Iterator[None]:
-    """Modules with a rate of dropout, an attribute with "drop" in its name, are in evaluation mode inside.
+    """Rates of dropout, attributes with "drop" in their names, are 0 inside, and their modules in evaluation mode.
 
-    No others are: batch statistics, checkpointing and compiled graphs stay those of training.
+    So is a module with a ``p``, which is a rate in a class of dropout and may be an exponent elsewhere. A rate may
+    be read off another module, as GPT-2's attention does. No other module's mode changes: batch statistics,
+    checkpointing and compiled graphs stay those of training.
     """
 
     def rate(name: str, value: object) -> bool:
         return isinstance(value, float) and value > 0 and (name == "p" or "drop" in name)
 
-    dropping = [
-        each for each in module.modules() if each.training and any(rate(*item) for item in vars(each).items())
-    ]
+    rates = [(each, *item) for each in module.modules() for item in vars(each).items() if rate(*item)]
+    modes = [(each, each.training) for each, _, _ in rates]
     try:
-        for each in dropping:
+        for each, name, _ in rates:
+            if "drop" in name or "drop" in type(each).__name__.lower():
+                setattr(each, name, 0.0)
             each.training = False
         yield
     finally:
-        for each in dropping:
-            each.training = True
+        for each, name, value in rates:
+            setattr(each, name, value)
+        for each, training in modes:
+            each.training = training
 
 
 def sharded(module: nn.Module) -> str | None:

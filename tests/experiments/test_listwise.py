@@ -144,6 +144,12 @@ def test_lists_that_prefer_nothing_are_left_out_and_prompts_come_once(tmp_path):
 
     path.write_text("\n".join(json.dumps(one) for one in (row("a", 0.5, 0.5), row("b", 1.0, 0.0))))
     assert [listing.instruction for listing in data.load(path)] == ["b"]
+    path.write_text(
+        "\n".join(json.dumps(one) for one in (row("a", 0.3, 0.1 + 0.2), row("b", 0.3, 0.1 + 0.2, 1.0)))
+    )
+    (found,) = data.load(path)
+    assert found.instruction == "b"
+    assert found.labels[0] == found.labels[1] == pytest.approx(0.3)
     path.write_text("\n".join(json.dumps(one) for one in (row("b", 0.5, 0.4), row("b", 1.0, 0.0))))
     with pytest.raises(ValueError, match="more than once"):
         data.load(path)

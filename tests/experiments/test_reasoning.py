@@ -17,7 +17,7 @@ from adpo.experiments.reasoning import comparisons, measures, problems, run, sta
 from adpo.experiments.reasoning.methods import METHODS, SHORT
 from adpo.experiments.reasoning.presets import PRESETS
 from adpo.experiments.reasoning.protocol import Choice, Trial
-from adpo.experiments.reasoning.rewards import BONUS, KINDS, Watched
+from adpo.experiments.reasoning.rewards import BONUS, KINDS, Watched, agreement
 from adpo.experiments.reasoning.starts import Start
 from adpo.experiments.reasoning.tables import STUDIES
 from adpo.files import digest
@@ -297,6 +297,10 @@ def test_rewards_that_say_nothing_are_told_from_what_is_true():
     assert sum(noisy) == pytest.approx(800, abs=50)
     assert sum(coin) == pytest.approx(500, abs=60)
     assert rewards["correct"].rollouts[0] | {"length": 1.0} == rewards["correct"].rollouts[0]
+
+
+def test_rewards_that_differ_by_rounding_give_a_group_no_gradient():
+    assert agreement(["5", "6"] * 2, [0.0] * 4, [0.1 + 0.2, 0.3, 0.3, 0.0], 2)["live"] == 0.5
 
 
 def lines(path, rows):

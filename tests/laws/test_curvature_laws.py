@@ -19,6 +19,7 @@ WAYS = {
     "backward through backward": torch.autograd.functional.hessian,
     "forward over reverse": lambda f, x: torch.func.hessian(f)(x),
     "reverse over reverse": lambda f, x: torch.func.jacrev(torch.func.jacrev(f))(x),
+    "forward over forward": lambda f, x: torch.func.jacfwd(torch.func.jacfwd(f))(x),
 }
 
 
@@ -75,6 +76,31 @@ def test_curvature_of_a_ranking_is_finite_for_huge_logits(ties, spread):
     for hessian in WAYS.values():
         found = hessian(lambda x: objective.loss(x[None], None, rewards=rewards), u)
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("ties", ["efron", "breslow"])
+@pytest.mark.parametrize("way", ["forward over reverse", "reverse over reverse"])
+def test_the_curvature_of_a_ranking_in_compiled_code(ties, way):
+    rewards, u = torch.tensor([[1.0, 1, 0, 0]]), torch.zeros(4, dtype=torch.float64)
+    objective = adpo.Objective(adpo.plackett_luce(ties))
+
+    def loss(x):
+        return objective.loss(x[None], None, rewards=rewards)
+
+    compiled = torch.compile(lambda x: WAYS[way](loss, x), fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(u), WAYS[way](loss, u))
+
+
+def test_two_backward_passes_through_a_compiled_ranking():
+    rewards = torch.tensor([[1.0, 1, 0, 0]])
+    objective = adpo.Objective(adpo.plackett_luce())
+
+    def loss(x):
+        return objective.loss(x[None], None, rewards=rewards)
+
+    u = torch.zeros(4, dtype=torch.float64)
+    compiled = torch.compile(loss, fullgraph=True, backend="eager")
+    torch.testing.assert_close(torch.autograd.functional.hessian(compiled, u), torch.func.hessian(loss)(u))
 
 
 def test_third_derivatives_of_a_ranking_equal_differences_of_second_ones():

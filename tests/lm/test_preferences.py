@@ -42,6 +42,11 @@ def test_lists_with_rewards_and_with_ranks():
     assert check(CHAT, "row 1") == Preferences(ASK, [say("4"), say("5")], [-1.0, -2.0])
 
 
+def test_equal_completions_may_have_rewards_that_differ_by_rounding():
+    row = {"prompt": "2+2=", "completions": ["4", "4"], "rewards": [0.1 + 0.2, 0.3]}
+    assert check(row, "row 1").rewards == [0.1 + 0.2, 0.3]
+
+
 def test_pairs_are_lists_of_two():
     assert check(PAIR, "row 1") == Preferences("2+2=", ["4", "5"], [1.0, 0.0])
     chat = check({"prompt": ASK, "chosen": say("4"), "rejected": say("5")}, "row 1")

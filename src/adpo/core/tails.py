@@ -3,6 +3,10 @@
 `torch.logcumsumexp` has the first derivative, and the second in forward mode; backward through its backward takes
 the logarithm of gradients, and is NaN where one is exactly zero, as it is inside a tie. Here the backward pass is
 a sum that decays, linear in the gradient, whose own derivatives are such sums again. O(K) time and memory.
+
+Under `torch.func` and `torch.compile` the sums double their reach instead, by operations that torch can
+differentiate in any way, in O(K log K) time and memory: nested forward mode does not see what the derivative of
+an `autograd.Function` depends on, and compiled code has no second backward pass through one.
 """
 
 from __future__ import annotations
@@ -12,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from adpo.core.groups import transformed
+
 
 def log_tail(u: Tensor) -> Tensor:
     """``log sum_{j >= i} exp(u_j)`` for every place i, ``[..., K]``.
@@ -19,14 +25,24 @@ def log_tail(u: Tensor) -> Tensor:
     >>> log_tail(torch.zeros(3)).exp().round().tolist()
     [3.0, 2.0, 1.0]
     """
-    if torch.compiler.is_compiling():  # which has no second backward pass
-        return _log_tail(u)
+    if transformed():
+        return _by_doubling(u)
     tail: Tensor = _LogTail.apply(u)  # type: ignore[no-untyped-call]
     return tail
 
 
 def _log_tail(u: Tensor) -> Tensor:
     return torch.logcumsumexp(u.flip(-1), -1).flip(-1)
+
+
+def _by_doubling(u: Tensor) -> Tensor:
+    """After each turn, place i holds the terms i ... i + reach - 1."""
+    tail, reach = u, 1
+    while reach < u.shape[-1]:
+        # Not logaddexp, whose second derivative overflows where the two are far apart.
+        longer = torch.stack([tail[..., :-reach], tail[..., reach:]]).logsumexp(0)
+        tail, reach = torch.cat([longer, tail[..., -reach:]], -1), 2 * reach
+    return tail
 
 
 def _decayed(g: Tensor, s: Tensor) -> Tensor:

@@ -42,10 +42,13 @@ class Stage(NamedTuple):
         log_p = torch.log_softmax(torch.where(inside, u + weight, -torch.inf), -1)
         log_p = torch.where(support, log_p, 0.0)
         log_q = torch.where(support, self.log_q, -torch.inf)
+        value = torch.where(heard, divergence(log_q, log_p, support, positions), 0.0)
         if not divergence.finite_at_zeros:
             empty = support & (log_q == -torch.inf)
-            refuse("the target", log_q.exp(), empty, f"mass everywhere for {divergence}: use label_smoothing")
-        return torch.where(heard, divergence(log_q, log_p, support, positions), 0.0)
+            expected = f"mass everywhere for {divergence}: use label_smoothing"
+            for fault in refuse("the target", log_q.exp(), empty, expected):
+                value = value + torch.where(fault, torch.nan, 0.0) * u.sum(-1)
+        return value
 
 
 class Target(ABC):

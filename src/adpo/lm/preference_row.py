@@ -76,7 +76,7 @@ def check(row: Mapping[str, Any], place: str) -> Preferences | BadRow:
         prompt = _prompt(given, sorted(map(str, row)))
         completions = _completions(given, prompt)
         rewards = _rewards(given, len(completions))
-        if all(completion == completions[0] for completion in completions) and len(set(rewards)) > 1:
+        if all(completion == completions[0] for completion in completions) and not all_tied(rewards):
             name = "rewards" if "rewards" in given else "ranks"
             _refuse(name, "equal ones, as all completions are the same", "different ones")
         return Preferences(prompt, completions, rewards, place)

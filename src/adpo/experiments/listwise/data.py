@@ -15,11 +15,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
+from adpo.core.ties import merge_ties
+
 LABEL = "p_beats_baseline"
 
 
 class Listing(NamedTuple):
-    """A prompt, its responses and their labels, higher = better."""
+    """A prompt, its responses and their labels, higher = better; labels that are tied are equal."""
 
     instruction: str
     responses: tuple[str, ...]
@@ -35,7 +39,7 @@ class Split(NamedTuple):
 
 
 def load(path: Path) -> list[Listing]:
-    """The lists of a file, in its order, less those whose labels are all equal: they prefer nothing."""
+    """The lists of a file, in its order, less those whose labels are all tied: they prefer nothing."""
     found = [_listing(row, place) for place, row in _rows(path)]
     twice = len(found) - len({listing.instruction for listing in found})
     if twice:
@@ -99,8 +103,9 @@ def _listing(row: Any, place: str) -> Listing:
             raise ValueError(f"{place}: every response needs {LABEL}, a number of at least 0; got {label!r}")
         if not isinstance(response.get("text"), str):
             raise ValueError(f"{place}: every response needs text")
+    labels = torch.tensor([[float(response[LABEL]) for response in responses]], dtype=torch.float64)
     return Listing(
         row["instruction"],
         tuple(response["text"] for response in responses),
-        tuple(float(response[LABEL]) for response in responses),
+        tuple(merge_ties(labels, torch.ones_like(labels, dtype=torch.bool))[0].tolist()),
     )

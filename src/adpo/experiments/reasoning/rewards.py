@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+from adpo.core.ties import all_tied
 from adpo.lm.completions import answer_of, text_of
 from adpo.lm.data import final_answer
 from adpo.lm.rewards import Correct
@@ -92,7 +93,7 @@ def agreement(answers: list[str], right: list[float], rewards: list[float], memb
         "agreed_wrong": _mean(
             [float(alike and not right[group][0]) for alike, group in zip(same, groups, strict=True)]
         ),
-        "live": _mean([float(len(set(rewards[group])) > 1) for group in groups]),
+        "live": _mean([float(not all_tied(rewards[group])) for group in groups]),
     }
 
 
