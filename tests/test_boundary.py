@@ -121,7 +121,9 @@ REFUSED = {
     "got int64 [2, 3]": lambda: call(logp=LOGP.long()),
     "got float32 [2, 0]": lambda: call(logp=LOGP[:, :0]),
     "mask must be bool or int [2, 3], like logp; got float32 [2, 3]": lambda: call(mask=torch.ones(2, 3)),
-    "mask must be bool or int [2, 3], like logp; got bool [2, 2]": lambda: call(mask=torch.ones(2, 2, dtype=torch.bool)),
+    "mask must be bool or int [2, 3], like logp; got bool [2, 2]": lambda: call(
+        mask=torch.ones(2, 2, dtype=torch.bool)
+    ),
     "rewards must be [2, 3], like logp; got float32 [3, 2]": lambda: call(rewards=torch.zeros(3, 2)),
     "anchor_logp must be [2, 3], like logp; got float32 [2, 1]": lambda: call(anchor_logp=torch.zeros(2, 1)),
     "labels must be [2], one per group; got int64 [2, 1]": lambda: adpo.Objective(adpo.one_hot()).loss(

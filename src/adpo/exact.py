@@ -11,9 +11,11 @@ for a micro-batch that holds its groups whole, and no pass at all for rows of a 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple, Unpack
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple, Unpack, cast
 
 import torch
 import torch.distributed as dist
@@ -28,6 +30,41 @@ ScoreRows = Callable[[Tensor], Tensor]
 """Log-probabilities ``[len(rows)]`` of the rows with these indices; differentiable, and the same each time."""
 WeighRows = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """``sum weight * logp`` over the rows with these indices, to be differentiated, and their log-probabilities."""
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """How this process works together with others, and what owns its backward passes.
+
+    ``averaging=True`` undoes the division by the number of ranks that `DistributedDataParallel` makes; give it
+    that module's ``no_sync`` as well, to communicate once, in the last micro-batch. ``lockstep=True`` is for
+    sharded parameters, where every pass is a matter of all ranks: each makes as many, with its first row where it
+    has nothing to do. What owns a gradient scaler or an engine of its own gives ``back_propagate``.
+    """
+
+    process_group: dist.ProcessGroup | None = None  # None: all processes of the training, or this one alone
+    averaging: bool = False
+    lockstep: bool = False
+    no_sync: Callable[[], AbstractContextManager[object]] = nullcontext
+    back_propagate: Callable[[Tensor], object] = Tensor.backward
+
+    def __post_init__(self) -> None:
+        """Refuse what would hang or silently scale the gradient under `DistributedDataParallel`."""
+        module = getattr(self.no_sync, "__self__", None)
+        if module is None:
+            return
+        if not self.averaging:
+            raise ValueError(
+                "no_sync was given without averaging=True: the wrapper divides gradients by the ranks"
+            )
+        if getattr(module, "broadcast_buffers", False) and any(True for _ in module.buffers()):
+            raise ValueError(
+                "the wrapper broadcasts buffers in every forward pass, and ranks make different numbers of them: "
+                "build DistributedDataParallel with broadcast_buffers=False"
+            )
+
+
+ALONE = Parallel()
 
 
 class GroupGradient(NamedTuple):
@@ -46,17 +83,13 @@ def backward(
     score: ScoreRows,
     micro_batches: Sequence[Tensor],
     group_ids: Tensor,
-    anchor_logp: Tensor | None,
+    anchor_logp: Tensor | None = None,
     *,
+    at_anchor: bool = False,
     tau: float | Tensor | None = None,
     extra: Tensor | None = None,
     weigh: WeighRows | None = None,
-    at_anchor: bool = False,
-    averaging: bool = False,
-    lockstep: bool = False,
-    no_sync: Callable[[], AbstractContextManager[object]] = nullcontext,
-    back_propagate: Callable[[Tensor], object] = Tensor.backward,
-    process_group: dist.ProcessGroup | None = None,
+    parallel: Parallel = ALONE,
     **signals: Unpack[Signals],
 ) -> GroupGradient:
     """Accumulate the gradient of ``objective``, a mean over groups, in the parameters behind ``score``.
@@ -69,29 +102,28 @@ def backward(
     place of ``score`` where the coefficients are known before the pass, if that makes it cheaper.
 
     ``at_anchor=True`` says that the policy is the anchor; ``anchor_logp`` may then be None (unless the target
-    looks at it). ``averaging=True`` undoes the division by the number of ranks that `DistributedDataParallel`
-    makes; give it that module's ``no_sync`` as well, to communicate once, in the last micro-batch. What owns a
-    scaler or an engine of its own gives ``back_propagate``. ``lockstep=True`` is for sharded parameters, where
-    every pass is a matter of all ranks: each makes as many, with its first row where it has nothing to do.
+    looks at it). ``parallel`` says how several processes work together.
 
     Everything is validated before the first pass, and what is wrong on one rank is raised on all. Without a single
     row the loss is 0.
     """
 
+    parallel, signals = _with_old_names(parallel, signals)
+
     def check() -> object:
         _check_partition(micro_batches, len(group_ids))
-        _check_wrapper(no_sync, averaging)
         if at_anchor and anchor_logp is None and objective.target.reads_anchor:
             raise ValueError(f"{objective.target} looks at the anchor: pass anchor_logp, at u = 0 too")
         if extra is not None and not (extra.shape == group_ids.shape and bool(torch.isfinite(extra).all())):
             raise ValueError(f"extra must be finite and [rows] = {list(group_ids.shape)}; got {list(extra.shape)}")
-        return f"at_anchor={at_anchor}, averaging={averaging}, lockstep={lockstep}"
+        return f"at_anchor={at_anchor}, averaging={parallel.averaging}, lockstep={parallel.lockstep}"
 
-    ranks = Ranks(process_group)
+    ranks = Ranks(parallel.process_group)
     groups = RowGroups.of(objective, group_ids, anchor_logp, tau, signals, ranks, check)
     # `labels` count rows in their order. A rank without rows still takes part in the last backward pass.
     batches = [batch.sort().values for batch in micro_batches] or [group_ids.new_zeros(0, dtype=torch.long)]
-    lockstep = lockstep and ranks.world > 1
+    lockstep = parallel.lockstep and ranks.world > 1
+    scale = ranks.world if parallel.averaging else 1
     if lockstep:
         most = int(torch.cat(ranks.gather(group_ids.new_tensor([len(batches)]))).max())
         batches += [batches[0][:0]] * (most - len(batches))
@@ -123,8 +155,8 @@ def backward(
         live = batch[c[batch] != 0] if settled else batch
         if not len(live) and not (lockstep or (last and ranks.world > 1)):
             continue
-        with nullcontext() if last else no_sync():
-            weight = c[live] * (ranks.world if averaging else 1)
+        with nullcontext() if last else parallel.no_sync():
+            weight = c[live] * scale
             if settled and weigh is not None and len(live):
                 product, here = weigh(live, weight)
                 seen.append((live, here))
@@ -134,10 +166,10 @@ def backward(
                     logp[live] = groups.checked(_wide(here), live)
                 if not settled:
                     c[live] = groups.coefficients(live, logp) + more[live]
-                    weight = c[live] * (ranks.world if averaging else 1)
+                    weight = c[live] * scale
                 product = (here.to(weight) * weight if len(live) else 0 * here).sum()
             rows_trained += len(here)
-            back_propagate(product)
+            parallel.back_propagate(product)
     for live, here in seen:
         logp[live] = groups.checked(here, live)
     loss, diagnostics = groups.summary(groups.anchor if at_anchor else logp, ranks)
@@ -204,15 +236,12 @@ def _check_partition(micro_batches: Sequence[Tensor], rows: int) -> None:
         )
 
 
-def _check_wrapper(no_sync: Callable[[], AbstractContextManager[object]], averaging: bool) -> None:
-    """What would hang or silently scale the gradient under `DistributedDataParallel`."""
-    module = getattr(no_sync, "__self__", None)
-    if module is None:
-        return
-    if not averaging:
-        raise ValueError("no_sync was given without averaging=True: the wrapper divides gradients by the ranks")
-    if getattr(module, "broadcast_buffers", False) and any(True for _ in module.buffers()):
-        raise ValueError(
-            "the wrapper broadcasts buffers in every forward pass, and ranks make different numbers of them: "
-            "build DistributedDataParallel with broadcast_buffers=False"
-        )
+def _with_old_names(parallel: Parallel, signals: Signals) -> tuple[Parallel, Signals]:
+    """``averaging=True`` and the like, once arguments of `backward` themselves."""
+    given: dict[str, Any] = {**signals}
+    old = {field.name: given.pop(field.name) for field in fields(Parallel) if field.name in given}
+    if not old:
+        return parallel, signals
+    names = ", ".join(f"{name}=..." for name in old)
+    warnings.warn(f"give parallel=exact.Parallel({names}) instead of {names}", DeprecationWarning, stacklevel=3)
+    return replace(parallel, **old), cast(Signals, given)

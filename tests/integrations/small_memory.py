@@ -2,15 +2,15 @@
 
 import torch
 
-from adpo.integrations import passes
+from adpo.integrations import group_step
 
 
 class Small:
-    """Backward passes of more tokens fail half-way."""
+    """Backward group_step of more tokens fail half-way."""
 
     def __init__(self, monkeypatch, tokens):
         self.tokens, self.failures = tokens, 0
-        plain = passes.Passes.back_propagate
+        plain = group_step.Passes.back_propagate
 
         def back_propagate(of, share):
             inner = plain(of, share)
@@ -25,4 +25,4 @@ class Small:
 
             return failing
 
-        monkeypatch.setattr(passes.Passes, "back_propagate", back_propagate)
+        monkeypatch.setattr(group_step.Passes, "back_propagate", back_propagate)

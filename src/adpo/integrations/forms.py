@@ -10,7 +10,7 @@ import torch
 from adpo.integrations.arguments import check_sharding
 from adpo.integrations.coordinates import choose
 from adpo.integrations.engine import refuse_stage
-from adpo.integrations.passes import SHARDED
+from adpo.integrations.sharding import SHARDED
 from adpo.lm.attention_kernels import NAMES
 from adpo.lm.scorer import Forms, Scorer
 from adpo.lm.scoring import Reduction

@@ -15,7 +15,7 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object
 
 from adpo.files import write_json
-from adpo.integrations.passes import is_sharded, then_sharded
+from adpo.integrations.sharding import is_sharded, then_sharded
 from adpo.lm.completions import text_of
 from adpo.lm.evaluate import Estimate, Sampling, Scored, answers, gain
 from adpo.training.data import Row

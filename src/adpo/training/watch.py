@@ -14,7 +14,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from adpo.integrations.model_card import write_card
-from adpo.integrations.passes import is_sharded
+from adpo.integrations.sharding import is_sharded
 from adpo.training.display import Display
 
 log = logging.getLogger("adpo")

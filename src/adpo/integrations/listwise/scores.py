@@ -17,7 +17,7 @@ from adpo.integrations.forms import scorer_of
 from adpo.integrations.listwise import sources
 from adpo.integrations.listwise.collate import Batch, tokens
 from adpo.integrations.listwise.reference import Scores, fingerprint
-from adpo.integrations.passes import is_sharded, then_sharded
+from adpo.integrations.sharding import is_sharded, then_sharded
 from adpo.lm.passes import whole_groups
 from adpo.lm.preference_table import PreferenceTable
 from adpo.lm.scoring import Sequences

@@ -13,18 +13,17 @@ import torch
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
-from adpo import exact
 from adpo.anchors import EMA, Refresh, Self
 from adpo.integrations import state
 from adpo.integrations.accepted import limit_rows, refuse_liger, refuse_pictures, refuse_router_loss, refuse_vision
 from adpo.integrations.empty_steps import EmptySteps
 from adpo.integrations.epochs import EpochShuffle, StartEpoch
+from adpo.integrations.group_step import ByIndex, GroupStep, StepRows, one_thread
 from adpo.integrations.guards import RefuseBadSteps
 from adpo.integrations.listwise import sources
 from adpo.integrations.listwise.collate import Batch, Collate, shares, tokens
 from adpo.integrations.listwise.config import ListwiseConfig
 from adpo.integrations.listwise.watching import Watching
-from adpo.integrations.passes import ByIndex, Passes, one_thread
 from adpo.lm.context import longest_row
 from adpo.lm.dropout import without_dropout
 from adpo.lm.scoring import Sequences
@@ -91,6 +90,14 @@ class ListwiseTrainer(Watching):
         self.anchor = self._made_anchor(args)
         self.step_guard = RefuseBadSteps(self, args.max_refused_steps)
         self.empty_steps = EmptySteps(self)
+        self.group_step = GroupStep(
+            self.objective,
+            self.scorer,
+            self.accelerator,
+            self.empty_steps,
+            nll_weight=args.nll_weight,
+            checkpoint=args.gradient_checkpointing,
+        )
         for callback in (self.empty_steps, self.step_guard, StartEpoch(self), _AfterStep(self)):
             self.add_callback(callback)
 
@@ -132,38 +139,24 @@ class ListwiseTrainer(Watching):
         share = here / float(here if num_items_in_batch is None else num_items_in_batch)
         best, worst = shares(batch["lists"], batch["rewards"])
         at_anchor = self.anchor is not None and self.anchor.coincides and not self.objective.target.reads_anchor
-        passes = Passes(self.scorer, self.accelerator, model, self.args.gradient_checkpointing)
+        passes = self.group_step.passes(model)
         passes.by_tokens &= self.args.completions_per_pass is None
-        rows = self._rows(model, tokens(batch), batch["lists"])
+        first = torch.zeros_like(lists).view(1)
+        rows = StepRows(
+            batch["lists"] + FAR * self.accelerator.process_index,
+            batch["rewards"],
+            best,
+            here,
+            self._rows(model, tokens(batch), batch["lists"]),
+            lambda: self._parts(batch, self.args.completions_per_pass),
+            lambda: 0 * self._logp(model, tokens(batch).take(first)).sum(),
+        )
         with self.compute_loss_context_manager(), one_thread(self.scorer.device):
             anchor_logp = None if at_anchor else self._anchor_logp(batch)
-            found = passes.made(
-                lambda parts: exact.backward(
-                    self.objective,
-                    passes.score(rows),
-                    parts,
-                    batch["lists"] + FAR * self.accelerator.process_index,
-                    anchor_logp,
-                    tau=self.tau,
-                    extra=-self.args.nll_weight * best / here if self.args.nll_weight else None,
-                    weigh=passes.weigh(rows),
-                    at_anchor=at_anchor,
-                    averaging=several,
-                    lockstep=passes.sharded,
-                    no_sync=lambda: passes.no_sync(),
-                    back_propagate=passes.back_propagate(share),
-                    rewards=batch["rewards"],
-                ),
-                lambda: self._parts(batch, self.args.completions_per_pass),
-                rows.tokens,
+            found = self.group_step.accumulate(
+                passes, rows, anchor_logp, tau=self.tau, at_anchor=at_anchor, share=share
             )
-            if passes.engine is not None:
-                passes.close(
-                    lambda: 0 * self._logp(model, tokens(batch).take(torch.zeros_like(lists).view(1))).sum()
-                )
         loss = found.loss.to(torch.float32) * share
-        passes.refuse_if_spoilt(loss)
-        self.empty_steps.observe(found.coefficients)
         if passes.engine is not None and self.accelerator.sync_gradients:
             passes.engine.step()
         self.empty_steps.after_passes()

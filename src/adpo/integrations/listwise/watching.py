@@ -15,7 +15,7 @@ from adpo.integrations.auto_tau import CALIBRATION_ROLLOUTS, NEAR_PEAK, AutoTau,
 from adpo.integrations.gradient_monitor import GradientMonitor
 from adpo.integrations.listwise.collate import Batch
 from adpo.integrations.listwise.scores import Scoring
-from adpo.integrations.passes import is_sharded
+from adpo.integrations.sharding import is_sharded
 from adpo.integrations.weights_moved import WeightsMoved
 from adpo.lm.preference_table import PreferenceTable
 from adpo.lm.rankings import Ranking, ranking

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from adpo.anchors import EMA, Refresh, Self
 from adpo.core.objective import Objective
 from adpo.integrations.auto_tau import CALIBRATION_ROLLOUTS, NEAR_PEAK, AutoTau, rate_of
-from adpo.integrations.passes import SHARDED
+from adpo.integrations.sharding import SHARDED
 from adpo.integrations.trl.config import ADPOConfig
 from adpo.integrations.trl.rollouts import Rollouts
 from adpo.integrations.trl.rows import Rows

@@ -29,7 +29,7 @@ from transformers import TrainerCallback
 from adpo.integrations.empty_steps import EmptySteps
 from adpo.integrations.engine import engine_of
 from adpo.integrations.guards import gradients_are_finite
-from adpo.integrations.passes import SHARDED
+from adpo.integrations.sharding import SHARDED
 from adpo.integrations.trl.scoring import Scoring
 
 log = logging.getLogger("adpo")

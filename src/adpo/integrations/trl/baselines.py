@@ -16,8 +16,8 @@ from trl import GRPOConfig
 from adpo.integrations.accepted import refuse_long_rows
 from adpo.integrations.arguments import REFUSED, check_arguments
 from adpo.integrations.forms import ScoringForms
+from adpo.integrations.group_step import Passes, one_thread
 from adpo.integrations.guards import RefuseBadSteps
-from adpo.integrations.passes import Passes, one_thread
 from adpo.integrations.trl.arguments import check_sampling_arguments
 from adpo.integrations.trl.backtracking import BacktrackingForm
 from adpo.integrations.trl.observed import Observed

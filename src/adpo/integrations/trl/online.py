@@ -21,8 +21,8 @@ from trl.trainer.utils import split_tensor_dict
 from adpo import exact
 from adpo.integrations import state
 from adpo.integrations.accepted import refuse_router_loss
+from adpo.integrations.group_step import ByIndex, GroupStep, StepRows, one_thread
 from adpo.integrations.guards import GuardedRewards, RefuseBadSteps
-from adpo.integrations.passes import ByIndex, Passes, one_thread
 from adpo.integrations.trl.anchoring import Anchored
 from adpo.integrations.trl.config import ADPOConfig
 from adpo.integrations.trl.rows import Rows, kept, trimmed
@@ -69,6 +69,14 @@ class ADPOTrainer(Anchored):
         self.schedule = args.temperature_schedule()
         self.tau: float = args.tau
         self.answer_of = answer_of
+        self.group_step = GroupStep(
+            self.objective,
+            self.scorer,
+            self.accelerator,
+            self.empty_steps,
+            nll_weight=args.nll_weight,
+            checkpoint=args.gradient_checkpointing,
+        )
         self.step_guard = RefuseBadSteps(self, args.max_refused_steps)
         self.add_callback(self.step_guard)
         self.add_callback(_AfterStep(self))
@@ -125,7 +133,7 @@ class ADPOTrainer(Anchored):
         present = gather(torch.where(member, rows["groups"], -1))
         groups = len(torch.unique(present[present >= 0]))
         all_groups = len(torch.unique(gather(rows["groups"])))
-        passes = Passes(self.scorer, self.accelerator, model, self.args.gradient_checkpointing)
+        passes = self.group_step.passes(model)
         first_row = {name: part[:1] for name, part in rows.items()}
 
         def nothing() -> Tensor:
@@ -149,34 +157,24 @@ class ADPOTrainer(Anchored):
             anchor_logp = None if anchor_logp is None else anchor_logp.cpu()
         if anchor_logp is not None:
             anchor_logp = passes.finite(anchor_logp)
-        best = of_members["best"]
         parts, tokens = self._parts(of_members)
-        by_index = self._by_index(model, rows, places, tokens)
-        found = passes.made(
-            lambda parts: exact.backward(
-                self.objective,
-                passes.score(by_index),
-                parts,
+        found = self.group_step.accumulate(
+            passes,
+            StepRows(
                 of_members["groups"],
-                anchor_logp,
-                tau=self.tau,
-                extra=-self.args.nll_weight * best / groups if self.args.nll_weight else None,
-                weigh=passes.weigh(by_index),
-                at_anchor=at_anchor,
-                averaging=passes.several,
-                lockstep=passes.sharded,
-                no_sync=lambda: passes.no_sync(),
-                back_propagate=passes.back_propagate(share),
-                rewards=of_members["rewards"],
+                of_members["rewards"],
+                of_members["best"],
+                groups,
+                self._by_index(model, rows, places, tokens),
+                parts,
+                nothing,
             ),
-            parts,
-            by_index.tokens,
+            anchor_logp,
+            tau=self.tau,
+            at_anchor=at_anchor,
+            share=share,
             as_before=self.state.global_step != self._sampled_at,
         )
-        if passes.engine is not None:
-            passes.close(nothing)
-        passes.refuse_if_spoilt(found.loss.float())
-        self.empty_steps.observe(found.coefficients)
         self.gradient_monitor.step(1 - float(found.diagnostics.live) * groups / all_groups)
         self._tell(rows, places, found)
         logp = torch.full(member.shape, torch.nan, dtype=torch.float64, device=member.device)

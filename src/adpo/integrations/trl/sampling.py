@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM
 
 from adpo.integrations.accepted import limit_rows, refuse_liger, refuse_pictures, refuse_vision
 from adpo.integrations.forms import NARROW
-from adpo.integrations.passes import SHARDED
+from adpo.integrations.sharding import SHARDED
 from adpo.integrations.trl.resume import ExactResume
 from adpo.integrations.trl.vllm import check_vllm, failures_in_one_line
 from adpo.lm.decoding import PADDED_TO, Decoder, padded, up_to_end

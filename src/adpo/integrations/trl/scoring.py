@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from adpo.integrations.forms import NARROW, scorer_of
-from adpo.integrations.passes import SHARDED, then_sharded
+from adpo.integrations.sharding import SHARDED, then_sharded
 from adpo.integrations.trl.rows import Rows, split
 from adpo.integrations.trl.sampling import Sampling
 from adpo.lm.dropout import without_dropout

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 from verl.utils import tensordict_utils as tu
 
 from adpo.integrations.accepted import refuse_router_loss, refuse_vision
-from adpo.integrations.passes import then_sharded
+from adpo.integrations.sharding import then_sharded
 from adpo.lm.context import depends_on_neighbours
 from adpo.lm.dropout import without_dropout
 from adpo.lm.packing_checks import CHANGE_LOGITS, ROWS, TOLERANCE, TOLERANCE_NARROW, carries_state

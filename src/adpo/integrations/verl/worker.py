@@ -13,7 +13,7 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.engine_workers import TrainingWorker
 
 from adpo import exact
-from adpo.integrations.passes import then_sharded
+from adpo.integrations.sharding import then_sharded
 from adpo.integrations.verl import rows
 from adpo.integrations.verl.loss import WEIGHT, weighted_logp
 from adpo.integrations.verl.models import prepare

@@ -1,25 +1,31 @@
-"""One optimizer step in as many passes as memory asks for, whichever trainer owns it."""
+"""The group step: rows of an optimizer step in, the gradient of the whole-group loss out.
+
+It knows groups, anchors and memory; of trainers and where rows come from it knows nothing, so rollouts and lists
+from a file go through the same one. `adpo.exact` says what is computed, `Passes` in how many pieces.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 
+from adpo import exact
+from adpo.core.objective import Objective
 from adpo.exact import ScoreRows, WeighRows
+from adpo.integrations.empty_steps import EmptySteps
 from adpo.integrations.engine import engine_of
+from adpo.integrations.sharding import SHARDED
 from adpo.lm.scorer import Scorer
 
 T = TypeVar("T")
 FEW = 4096
 """Tokens a pass below which activations are rather made twice than kept."""
-SHARDED = ("FSDP", "DEEPSPEED")
-"""Kinds of distribution where a forward pass is a matter of all processes."""
 log = logging.getLogger("adpo")
 
 
@@ -36,28 +42,90 @@ def one_thread(device: torch.device) -> Iterator[None]:
             torch.set_num_threads(threads)
 
 
-def is_sharded(model: nn.Module) -> bool:
-    """Whether every process holds a part of its parameters: then they make every pass together."""
-    return any(isinstance(module, FSDPModule) for module in model.modules())
-
-
-@contextlib.contextmanager
-def then_sharded(model: nn.Module) -> Iterator[None]:
-    """For passes without a backward pass: parameters that FSDP gathered would outlive the next optimizer step."""
-    try:
-        yield
-    finally:
-        for module in model.modules():
-            if isinstance(module, FSDPModule):
-                module.reshard()
-
-
 class ByIndex(NamedTuple):
     """What a trainer knows of its rows, by their indices."""
 
     logp: ScoreRows
     weigh: WeighRows | None
     tokens: Callable[[Tensor], int]  # that go through the model
+
+
+@dataclass(frozen=True)
+class StepRows:
+    """Rows of one optimizer step, or of a part of it that is averaged with others: one row per candidate."""
+
+    group_ids: Tensor  # [rows], one id per group over all processes
+    rewards: Tensor  # [rows]
+    best: Tensor  # [rows], weights that sum to one over the best of each group: of the likelihood term
+    groups: float  # in all processes
+    by_index: ByIndex
+    parts: Callable[[], list[Tensor]]  # rows of every pass, by the memory there is now
+    nothing: Callable[[], Tensor]  # zero, through the model
+
+
+class GroupStep:
+    """What online and offline training have in common: `Objective`, scorer and processes are given once."""
+
+    def __init__(
+        self,
+        objective: Objective,
+        scorer: Scorer,
+        accelerator: Any,
+        empty_steps: EmptySteps,
+        *,
+        nll_weight: float = 0.0,
+        checkpoint: bool | None = None,
+    ) -> None:
+        self.objective, self.scorer, self.accelerator = objective, scorer, accelerator
+        self.empty_steps, self.nll_weight, self.checkpoint = empty_steps, nll_weight, checkpoint
+
+    def passes(self, model: nn.Module) -> Passes:
+        return Passes(self.scorer, self.accelerator, model, self.checkpoint)
+
+    def accumulate(
+        self,
+        passes: Passes,
+        rows: StepRows,
+        anchor_logp: Tensor | None,
+        *,
+        tau: float,
+        at_anchor: bool,
+        share: float = 1.0,
+        as_before: bool = False,
+    ) -> exact.GroupGradient:
+        """Forward and backward passes; ``share`` is that of these rows in the optimizer step's loss.
+
+        ``as_before`` keeps the size of a pass, for log-probabilities that are compared with an earlier step's.
+        """
+        parallel = exact.Parallel(
+            averaging=passes.several,
+            lockstep=passes.sharded,
+            no_sync=lambda: passes.no_sync(),
+            back_propagate=passes.back_propagate(share),
+        )
+        result = passes.made(
+            lambda parts: exact.backward(
+                self.objective,
+                passes.score(rows.by_index),
+                parts,
+                rows.group_ids,
+                anchor_logp,
+                at_anchor=at_anchor,
+                tau=tau,
+                extra=-self.nll_weight * rows.best / rows.groups if self.nll_weight else None,
+                weigh=passes.weigh(rows.by_index),
+                parallel=parallel,
+                rewards=rows.rewards,
+            ),
+            rows.parts,
+            rows.by_index.tokens,
+            as_before=as_before,
+        )
+        if passes.engine is not None:
+            passes.close(rows.nothing)
+        passes.refuse_if_spoilt(result.loss.float())
+        self.empty_steps.observe(result.coefficients)
+        return result
 
 
 class Passes:
