@@ -11,6 +11,7 @@ from adpo.integrations.arguments import check_sharding
 from adpo.integrations.coordinates import choose
 from adpo.integrations.engine import refuse_stage
 from adpo.integrations.passes import SHARDED
+from adpo.integrations.policies import refuse_noise
 from adpo.lm.attention_kernels import NAMES
 from adpo.lm.scorer import Forms, Scorer
 from adpo.lm.scoring import Reduction
@@ -93,6 +94,8 @@ def scorer_of(trainer: Any, reduction: Reduction, temperature: float = 1.0) -> S
     policy = accelerator.unwrap_model(trainer.model)
     forms = trainer.args.forms(accelerator.distributed_type in SHARDED)
     passes = NARROW.get(accelerator.mixed_precision)
+    if trainer.args.disable_dropout and accelerator.distributed_type not in SHARDED:  # else no pass on a part
+        refuse_noise(policy)
     head = torch.float32 if getattr(trainer.args, "cast_lm_head_to_fp32", False) else None
     scorer = Scorer(policy, forms, reduction, temperature, passes, head)
     trainer.args.settle_checkpointing(scorer)
