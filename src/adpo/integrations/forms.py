@@ -94,9 +94,11 @@ def scorer_of(trainer: Any, reduction: Reduction, temperature: float = 1.0) -> S
     policy = accelerator.unwrap_model(trainer.model)
     forms = trainer.args.forms(accelerator.distributed_type in SHARDED)
     passes = NARROW.get(accelerator.mixed_precision)
-    if trainer.args.disable_dropout and accelerator.distributed_type not in SHARDED:  # else no pass on a part
-        refuse_noise(policy)
     head = torch.float32 if getattr(trainer.args, "cast_lm_head_to_fp32", False) else None
     scorer = Scorer(policy, forms, reduction, temperature, passes, head)
+    if (
+        trainer.args.disable_dropout and accelerator.distributed_type not in SHARDED
+    ):  # no trial on a part of the weights
+        refuse_noise(policy)
     trainer.args.settle_checkpointing(scorer)
     return scorer
