@@ -25,6 +25,7 @@ from adpo.integrations.listwise.collate import Batch, Collate, shares, tokens
 from adpo.integrations.listwise.config import ListwiseConfig
 from adpo.integrations.listwise.watching import Watching
 from adpo.integrations.passes import ByIndex, Passes, one_thread
+from adpo.integrations.policies import refuse_frozen, refuse_kind
 from adpo.lm.context import longest_row
 from adpo.lm.dropout import without_dropout
 from adpo.lm.scoring import Sequences
@@ -61,6 +62,7 @@ class ListwiseTrainer(Watching):
             raise TypeError(f"args must be a ListwiseConfig; got {type(args).__name__}")
         refuse_liger(args)
         model, processing_class = sources.model_and_tokenizer(model, processing_class, peft_config)
+        refuse_kind("ListwiseTrainer", model)
         if args.disable_dropout:
             without_dropout(model)
         refuse_pictures("ListwiseTrainer", (train_dataset, eval_dataset), processing_class)
@@ -103,6 +105,7 @@ class ListwiseTrainer(Watching):
 
     def train(self, *arguments: Any, **options: Any) -> Any:
         """As in transformers; the reference is scored first, a run of refused steps is an error."""
+        refuse_frozen(self.model)
         self.score_reference()
         result = super().train(*arguments, **options)
         self.step_guard.complain()
