@@ -11,7 +11,13 @@ from peft import (
     PromptTuningConfig,
     get_peft_model,
 )
-from transformers import BartConfig, BartForConditionalGeneration, Qwen3ForSequenceClassification, Qwen3Model
+from transformers import (
+    AutoConfig,
+    BartConfig,
+    BartForConditionalGeneration,
+    Qwen3ForSequenceClassification,
+    Qwen3Model,
+)
 
 every_entry = pytest.mark.parametrize("entry", ENTRIES)
 TASK, LAYERS = {"task_type": "CAUSAL_LM"}, {"target_modules": ["q_proj"]}
@@ -44,6 +50,12 @@ MODELS = {
     "no head": (lambda: Qwen3Model(tiny_lm.model().config), "Qwen3Model has no output layer over the vocabulary"),
     "an adapter that was added": (added, "does not train adapters of add_adapter"),
 }
+
+
+def two_embeddings_short():
+    model = tiny_lm.model()
+    model.resize_token_embeddings(model.config.vocab_size - 2)
+    return model
 
 
 def complaint_of(entry, folder, **options):
@@ -87,3 +99,24 @@ def test_noise_that_cannot_be_switched_off(tmp_path, entry):
     with pytest.raises(ValueError, match="PhimoeForCausalLM draws random numbers in passes of training"):
         made(entry, tmp_path, model=model)
     made(entry, tmp_path, model=model, disable_dropout=False)
+
+
+@every_entry
+def test_tokens_without_an_embedding(tmp_path, entry):
+    assert "a tokenizer with 2 tokens beyond the" in complaint_of(entry, tmp_path, model=two_embeddings_short())
+
+
+@every_entry
+def test_added_tokens_that_no_text_holds_need_none(tmp_path, entry):
+    tokenizer = tiny_lm.tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<picture>"]})
+    made(entry, tmp_path, tokenizer=tokenizer)
+
+
+@every_entry
+@pytest.mark.parametrize("kind", ["fuyu", "gemma4"])
+def test_models_of_more_than_text(tmp_path, entry, kind):
+    """Also those that say nothing of vision in their configuration."""
+    model = tiny_lm.model()
+    model.config.get_text_config = lambda *_, **__: AutoConfig.for_model(kind).get_text_config()
+    assert "takes pictures or sound: load the language model in it" in complaint_of(entry, tmp_path, model=model)

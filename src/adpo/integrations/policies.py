@@ -37,6 +37,23 @@ def refuse_kind(trainer: str, model: Any) -> None:
         )
 
 
+def refuse_tokenizer(trainer: str, model: Any, tokenizer: Any) -> None:
+    """Tokens that a text may hold, or that rows are padded and ended with, must have an embedding.
+
+    Added tokens need none: some tokenizers bring a few that their language model never sees.
+    """
+    rows, vocabulary = model.get_input_embeddings().weight.shape[0], tokenizer.get_vocab()
+    added = {token for token, number in tokenizer.get_added_vocab().items() if number >= rows}
+    needed = {tokenizer.pad_token, tokenizer.eos_token, tokenizer.bos_token}
+    beyond = [token for token, number in vocabulary.items() if number >= rows and token not in added - needed]
+    if beyond:
+        raise ValueError(
+            f"{trainer} got a tokenizer with {len(beyond)} tokens beyond the {rows} embeddings of "
+            f"{type(model).__name__}, the first {min(beyond, key=vocabulary.__getitem__)!r}: take the model's own "
+            "tokenizer, or model.resize_token_embeddings(len(tokenizer))"
+        )
+
+
 def refuse_frozen(model: Any) -> None:
     """To be called before anything is sampled or scored for training."""
     if not any(parameter.requires_grad for parameter in model.parameters()):

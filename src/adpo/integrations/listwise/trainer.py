@@ -25,7 +25,7 @@ from adpo.integrations.listwise.collate import Batch, Collate, shares, tokens
 from adpo.integrations.listwise.config import ListwiseConfig
 from adpo.integrations.listwise.watching import Watching
 from adpo.integrations.passes import ByIndex, Passes, one_thread
-from adpo.integrations.policies import refuse_frozen, refuse_kind
+from adpo.integrations.policies import refuse_frozen, refuse_kind, refuse_tokenizer
 from adpo.lm.context import longest_row
 from adpo.lm.dropout import without_dropout
 from adpo.lm.scoring import Sequences
@@ -67,6 +67,7 @@ class ListwiseTrainer(Watching):
             without_dropout(model)
         refuse_pictures("ListwiseTrainer", (train_dataset, eval_dataset), processing_class)
         refuse_vision("ListwiseTrainer", model)
+        refuse_tokenizer("ListwiseTrainer", model, processing_class)
         refuse_router_loss("ListwiseTrainer", model)
         limit_rows(model)
         context = longest_row(model.config)

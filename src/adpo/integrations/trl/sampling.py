@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM
 from adpo.integrations.accepted import limit_rows, refuse_liger, refuse_pictures, refuse_vision
 from adpo.integrations.forms import NARROW
 from adpo.integrations.passes import SHARDED
-from adpo.integrations.policies import refuse_kind
+from adpo.integrations.policies import refuse_kind, refuse_tokenizer
 from adpo.integrations.trl.resume import ExactResume
 from adpo.integrations.trl.vllm import check_vllm, failures_in_one_line
 from adpo.lm.decoding import PADDED_TO, Decoder, padded, up_to_end
@@ -89,6 +89,7 @@ class Sampling(ExactResume):
         policy = self.accelerator.unwrap_model(self.model)
         refuse_kind(name, policy)  # also of a model that was only named, and of its adapter
         refuse_vision(name, policy)
+        refuse_tokenizer(name, policy, self._tokenizer)
         limit_rows(policy, self.args.max_completion_length, instead=self.long_rows)
         self._refuse_padding()
         self._decoders: dict[tuple[int, int], Decoder] = {}
