@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test test-trl test-verl test-vllm test-deepspeed check unit docs format bench dist clean
+.PHONY: run test test-trl test-verl test-vllm test-deepspeed test-liger check unit docs format bench dist clean
 
 run: .venv/.ready  ## environment + training of the embedded model: minutes
 	$(BIN)/adpo train
@@ -19,6 +19,9 @@ test-deepspeed: .venv/.ready build/deepspeed/.ready  ## DeepSpeed, built for the
 	DS_ACCELERATOR=cpu TORCH_EXTENSIONS_DIR=$(CURDIR)/build/deepspeed/extensions OMP_NUM_THREADS=1 \
 		PATH=$(CURDIR)/build/deepspeed/packages/bin:$(CURDIR)/$(BIN):$$PATH PYTHONPATH=$(CURDIR)/build/deepspeed/packages \
 		$(BIN)/pytest -q -p no:cacheprovider tests/on_deepspeed
+
+test-liger: .venv/.ready build/liger/.ready  ## Liger's layers on the CPU, where triton's interpreter runs their kernels
+	OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/build/liger/packages $(BIN)/pytest -q -p no:cacheprovider tests/on_liger
 
 TRL ?= 1.16.0
 test-trl: .venv/.ready  ## the trainers on another TRL: make test-trl TRL=1.17.0
@@ -89,4 +92,11 @@ build/deepspeed/.ready: .venv/.ready
 		--no-build-isolation --target build/deepspeed/packages deepspeed==0.19.8 hjson==3.1.0 py-cpuinfo==9.0.0 \
 		msgpack==1.2.4 einops==0.8.2 ninja==1.13.2 pydantic==2.14.3 pydantic-core==2.50.4 annotated-types==0.8.0 \
 		typing-inspection==0.4.5
+	touch $@
+
+build/liger/.ready: .venv/.ready
+	rm -rf build/liger
+	mkdir -p build/liger
+	$(PYTHON) -m pip --python $(BIN)/python install --quiet --no-deps --target build/liger/packages \
+		liger-kernel==0.8.5 triton==3.9.0
 	touch $@

@@ -186,7 +186,7 @@ MAY_USE = {  # besides torch: few, named files
     "training/interrupt.py": {"transformers"},
     "training/data.py": {"datasets"},
     "training/command.py": {"accelerate", "rich"},
-    "training/exam.py": {"accelerate"},
+    "training/exam.py": {"accelerate", "numpy"},
     "training/display.py": {"rich"},
     "training/memory.py": {"peft", "transformers"},
     "training/models.py": {"accelerate", "datasets", "peft", "safetensors", "transformers"},

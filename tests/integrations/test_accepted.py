@@ -77,7 +77,7 @@ def test_a_processor_of_more_than_text(tmp_path, name):
 def test_a_model_that_takes_pictures(tmp_path, name):
     model = tiny_lm.model()
     model.config.vision_config = {}
-    with pytest.raises(ValueError, match=f"{name} trains on text; Qwen3ForCausalLM takes pictures"):
+    with pytest.raises(ValueError, match=f"{name} trains on text; Qwen3ForCausalLM takes pictures or sound"):
         TRAINERS[name](tmp_path, model=model)
 
 

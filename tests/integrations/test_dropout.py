@@ -1,6 +1,7 @@
 """With disable_dropout, nothing is random in a training pass: u is zero where policy and anchor are the same."""
 
 import pytest
+import small_models
 import test_listwise_trainer as listwise
 import test_trl_features as features
 import tiny_lm
@@ -8,7 +9,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import Qwen3ForCausalLM
 
-from adpo.lm.dropout import without_dropout
+from adpo.lm.dropout import is_random, without_dropout
 
 
 def attention_with_dropout():
@@ -45,3 +46,23 @@ def test_trainers_take_all_of_it_away(tmp_path, scoring):
     assert torch.equal(logp(rows.model), logp(rows.model))
     first = next(log for log in rows.state.log_history if "adpo/anchor_kl" in log)
     assert first["adpo/anchor_kl"] == pytest.approx(0, abs=1e-10)
+
+
+NOISY = {
+    "layers left out": ("opt", {"layerdrop": 0.5, "ffn_dim": 32, "word_embed_proj_dim": 32}),
+    "factors on experts": ("mixtral", {"num_local_experts": 4, "router_jitter_noise": 0.3}),
+}
+
+
+@pytest.mark.parametrize("noise", NOISY)
+def test_noise_that_is_no_dropout(noise):
+    name, options = NOISY[noise]
+    model = small_models.made(name, **options).train()
+    assert not torch.equal(logp(model), logp(model))
+    assert is_random(model)
+    state = torch.get_rng_state()
+    without_dropout(model)
+    assert not is_random(model)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert model.training
+    assert torch.equal(logp(model), logp(model))

@@ -201,3 +201,36 @@ if __name__ == "__main__":
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
     os._exit(0)
+
+
+def test_a_decay_of_weights_teaches_nothing(tmp_path, monkeypatch):
+    """TRL's gradient of equal rewards is zero, and its optimizer decays weights all the same."""
+    equal_rewards(monkeypatch, 1.0)
+    args = FastGRPOConfig(
+        str(tmp_path),
+        per_device_train_batch_size=4,
+        num_generations=4,
+        max_completion_length=4,
+        max_steps=2,
+        weight_decay=0.1,
+        learning_rate=0.1,
+        use_cpu=True,
+        bf16=False,
+        report_to="none",
+        save_strategy="no",
+        disable_tqdm=True,
+    )
+    rows = Dataset.from_list([{"prompt": prompt} for prompt in online.PROMPTS])
+    trainer = FastGRPOTrainer(
+        tiny_lm.model(), online.reward, args, train_dataset=rows, processing_class=tiny_lm.tokenizer()
+    )
+    trainer.train()
+    assert trainer.weights_moved.moved is True
+    said = trainer.weights_moved.verdict()
+    assert said.startswith("nothing was learnt: no group had a gradient in 2 optimizer steps")
+    assert "got reward 1" in said
+
+
+def test_a_run_without_steps_teaches_nothing(tmp_path):
+    said = online.trained(tmp_path, 8, 2, steps=0).weights_moved.verdict()
+    assert said == "nothing was learnt: no optimizer step was made; see max_steps and num_train_epochs"

@@ -226,3 +226,24 @@ def test_a_rollout_function_may_know_better(tmp_path):
     trainer = made(tmp_path, reward=scored, rollout_func=rollout)
     trainer.train()
     assert trainer.state.log_history[0]["completions/truncated"] == 0.25
+
+
+@pytest.mark.parametrize("scoring", ["padded", "packed"])
+@pytest.mark.parametrize("known", [None, [True, False, False, False]])
+def test_masks_go_by_how_completions_ended(tmp_path, scoring, known):
+    """TRL would mask every row here: none ends on an end token, for the environment has the last word."""
+
+    def rollout(prompts, trainer):
+        found = ends_on_the_environment(prompts, trainer)
+        return found if known is None else {**found, "truncated": known}
+
+    options = {"mask_truncated_completions": True, "max_completion_length": 4, "scoring": scoring}
+    trainer = made(tmp_path, None, FastGRPOTrainer, FastGRPOConfig, scored, rollout_func=rollout, **options)
+    batches = rollouts(trainer)
+    trainer.train()
+    cut = torch.tensor(known or [False] * 4)
+    assert torch.equal(batches[0]["completion_mask"].any(1), ~cut)
+    assert torch.equal(batches[0]["tool_mask"].any(1), ~cut)
+    assert batches[0]["num_items_in_batch"] == 2 * (~cut).sum()
+    assert trainer.weights_moved.moved
+    assert trainer.mask_truncated_completions

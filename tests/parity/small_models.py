@@ -48,10 +48,11 @@ STATEFUL = {
         **{"mamba_ngroups": 1, "chunk_size": 8, "num_mem_blocks": 1},
     },
 }
+OTHERS = {"doge": {}, "opt": {}, "mixtral": {}}
 READS_PADDING = {"rwkv": {"attention_hidden_size": 32}}
 
 
 def made(name, **options):
-    given = {**STATELESS, **STATEFUL, **READS_PADDING}[name]
+    given = {**STATELESS, **STATEFUL, **OTHERS, **READS_PADDING}[name]
     torch.manual_seed(0)
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **{**SIZES, **given, **options})).eval()

@@ -3,9 +3,11 @@
 import json
 from types import SimpleNamespace
 
+import pytest
 import torch
 from entries import ENTRIES, ONLINE, made, model_of
 from test_commands import words_of
+from transformers import GenerationMixin, Trainer
 
 from adpo.integrations import checkpoints
 
@@ -25,11 +27,16 @@ def trained_by(entry, **options):
 
 
 def typed(command, *words):
-    """A command that ends with exit code 2 and one line."""
+    """A command that ends with exit code 2 and one line, before it has sampled, trained or written anything."""
 
     def provoke(place):
-        code, _, errors = place.typed(*words_of(command, place.given, "--out", place.folder / "out", *words))
+        out = place.folder / "out"
+        with place.monkeypatch.context() as changes:
+            for kind, name in ((GenerationMixin, "generate"), (Trainer, "_inner_training_loop")):
+                changes.setattr(kind, name, lambda *_, what=name, **__: pytest.fail(f"{what} was called"))
+            code, _, errors = place.typed(*words_of(command, place.given, "--out", out, *words))
         assert code == 2, errors
+        assert not list(out.rglob("*"))
         raise ValueError(errors.strip().splitlines()[-1].removeprefix("adpo: "))
 
     return provoke
@@ -136,7 +143,7 @@ def resumed_by(command):
 
 
 FSDP1 = {"fsdp": True, "fsdp_config": {"version": 1}}
-PARALLEL = {"ACCELERATE_USE_PARALLELISM_CONFIG": "true", "PARALLELISM_CONFIG_CP_SIZE": "2"}
+KINDS = {"tensor parallel": "tp_size", "context parallel": "cp_size", "sequence parallel": "sp_size"}
 FLAGS = {  # what is typed, where a command has no such setting
     "DoRA": ["--use_peft", "--use_dora", "true"],
     "QLoRA (bitsandbytes)": ["--model_init_kwargs", "{}"],
@@ -176,8 +183,8 @@ REFUSALS = {
         **{command: stage_3(typed(command)) for command in COMMANDS},
     },
     "split-model": {entry: trained_by(entry, model=split) for entry in TRAINERS},
-    "parallelism": {entry: by_launcher(trained_by(entry), **PARALLEL) for entry in TRAINERS},
-    "parallelism-typed": {c: typed(c, "--parallelism_config", "{tp_size: 2}") for c in COMMANDS},
+    "parallelism": dict.fromkeys(TRAINERS),
+    "parallelism-typed": dict.fromkeys(COMMANDS),
     "vision": {
         **{entry: trained_by(entry, model=seeing) for entry in TRAINERS},
         **{command: typed_on(command, with_vision) for command in COMMANDS},
@@ -209,6 +216,11 @@ def provoked(label, entry, feature):
     """What raises the message of a cell; None where nothing here does."""
     if label == "no-such-setting":
         return typed(entry, *FLAGS[feature]) if feature in FLAGS else None
+    if label == "parallelism":
+        asked = {"ACCELERATE_USE_PARALLELISM_CONFIG": "true", f"PARALLELISM_CONFIG_{KINDS[feature].upper()}": "2"}
+        return by_launcher(trained_by(entry), **asked)
+    if label == "parallelism-typed":
+        return typed(entry, "--parallelism_config", f"{{{KINDS[feature]}: 2}}")
     return REFUSALS.get(label, {}).get(entry)
 
 

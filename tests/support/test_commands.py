@@ -8,8 +8,10 @@ import pytest
 import torch
 from entries import model_of
 from safetensors.torch import load_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_around import TRACKERS, Hub
 from test_features import MODELS
+from traces import LEFT, recorded
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.integrations import integration_utils
 
@@ -118,11 +120,13 @@ def test_train(typed, given, tmp_path, monkeypatch, method, feature):
         words += ["--max_completion_length", "24"]
     if feature == "own decoder":  # without a GPU steps are taken one by one, the rest is the same
         monkeypatch.setattr(Sampling, "_why_no_fixed_cache", lambda _: None)
-    code, _, errors = typed(
-        "train", "--model", given / "model", "--out", out, *reward, *with_defaults(words, TRAIN)
-    )
+    with recorded(monkeypatch) as found:
+        code, _, errors = typed(
+            "train", "--model", given / "model", "--out", out, *reward, *with_defaults(words, TRAIN)
+        )
     assert code == 0, errors
     assert moved(out, given / "model")
+    assert feature not in LEFT or LEFT[feature](found), "it was not used"
     settings = json.loads((out / "settings.json").read_text())
     name = next(word for word in GRPO[feature] if word.startswith("--")).removeprefix("--")
     assert name in json.dumps(settings)
@@ -133,15 +137,20 @@ def test_train(typed, given, tmp_path, monkeypatch, method, feature):
 @pytest.mark.parametrize(
     "feature", [pytest.param(name, marks=pytest.mark.slow) if "compile" in name else name for name in BOTH]
 )
-def test_prefer(typed, given, tmp_path, feature):
+def test_prefer(typed, given, tmp_path, monkeypatch, feature):
     out = tmp_path / "out"
     words = with_defaults(BOTH[feature], PREFER)
-    code, _, errors = typed("prefer", given / "lists.jsonl", "--model", given / "model", "--out", out, *words)
+    with recorded(monkeypatch) as found:
+        code, _, errors = typed("prefer", given / "lists.jsonl", "--model", given / "model", "--out", out, *words)
     assert code == 0, errors
     assert moved(out, given / "model")
+    assert LEFT[feature](found), "it was not used"
 
 
-CHAT = "{% for m in messages %}{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}={% endif %}"
+CHAT = (
+    "{% for m in messages %}{% if m['role'] == 'assistant' %}={% endif %}{{ m['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}={% endif %}"
+)
 
 
 def words_of(command, given, *more):
@@ -157,8 +166,8 @@ both = pytest.mark.parametrize("command", ["train", "prefer"])
 
 
 @both
-def test_chat_templates(typed, given, tmp_path, command):
-    """Rows of messages, through the template of the model."""
+def test_chat_templates(typed, given, tmp_path, monkeypatch, command):
+    """Rows of messages: the model reads what its template makes of them."""
     model = AutoTokenizer.from_pretrained(given / "model")
     model.chat_template = CHAT
     shutil.copytree(given / "model", tmp_path / "model")
@@ -173,9 +182,15 @@ def test_chat_templates(typed, given, tmp_path, command):
     words = words_of(command, given, "--data", file, "--model", tmp_path / "model", "--out", out)
     if command == "prefer":
         words.remove(given / "lists.jsonl")
-    code, _, errors = typed(*words)
+    with recorded(monkeypatch) as found:
+        code, _, errors = typed(*words)
     assert code == 0, errors
     assert moved(out, tmp_path / "model")
+    (trainer,) = found.trainers
+    read = found.prompts if command == "train" else [row["prompt_ids"] for row in trainer.train_dataset]
+    expected = {tuple(model(f"{i}+{i}=")["input_ids"]) for i in range(40)}
+    assert read
+    assert {tuple(ids) for ids in read} <= expected
 
 
 @both
@@ -216,7 +231,12 @@ def test_tensorboard(typed, given, tmp_path, command):
     out = tmp_path / "out"
     code, _, errors = typed(*words_of(command, given, "--report_to", "tensorboard", "--out", out))
     assert code == 0, errors
-    assert list(out.rglob("events.*"))
+    (file,) = out.rglob("events.*")
+    events = EventAccumulator(str(file.parent)).Reload().Scalars("train/loss")
+    logs = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [(each.step, each.value) for each in events] == [
+        (log["step"], pytest.approx(log["loss"])) for log in logs if "loss" in log
+    ]
 
 
 @both

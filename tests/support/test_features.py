@@ -8,7 +8,9 @@ import torch
 from datasets import Dataset
 from entries import ENTRIES, GROUP, ONLINE, made, model_of, trained, weights
 from peft import LoraConfig
+from traces import LEFT, recorded
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
 
 from adpo.integrations.listwise import ListwiseTrainer
 from adpo.integrations.quantised import keep_differentiable
@@ -93,13 +95,15 @@ SAME = {
 
 @every_entry
 @pytest.mark.parametrize("feature", SAME)
-def test_the_same_run(tmp_path, entry, feature):
+def test_the_same_run(tmp_path, monkeypatch, entry, feature):
     options = dict(SAME[feature])
     if "gradient_accumulation_steps" in options:
         options["per_device_train_batch_size"] = 2 if entry == "lists" else GROUP
     plain, _ = trained(entry, tmp_path / "plain")
-    found, moved = trained(entry, tmp_path / "found", **options)
+    with recorded(monkeypatch) as traces:
+        found, moved = trained(entry, tmp_path / "found", **options)
     assert moved
+    assert LEFT[feature](traces), "it was not used"
     expected = weights(plain)
     for name, value in weights(found).items():
         torch.testing.assert_close(value, expected[name], rtol=0, atol=2e-6, msg=lambda m, n=name: f"{n}: {m}")
@@ -349,24 +353,34 @@ def test_chat_templates(tmp_path, entry):
     assert any(not torch.equal(value, before[name]) for name, value in weights(trainer).items())
 
 
-def test_tools_and_environments_with_the_losses_of_trl(tmp_path):
-    """Tokens of the tool have no gradient: other ones give the same step."""
-    found = []
-    for more in ({"tools": [test_tools.add], "reward": test_tools.sizes}, {"environment_factory": Counted}):
-        trainer = test_tools.made(tmp_path, test_tools.calls_and_answers, FastGRPOTrainer, FastGRPOConfig, **more)
-        batches = test_tools.rollouts(trainer)
-        trainer.train()
-        (batch,) = batches
-        found.append(batch)
-        of_tools = batch["completion_mask"].bool() & ~batch["tool_mask"].bool()
-        assert of_tools.any()
-        assert trainer.weights_moved.moved
-        before = list(tool_lm.model(len(trainer.processing_class)).parameters())
-        used = {int(token) for ids in (batch["prompt_ids"], batch["completion_ids"]) for token in ids.flatten()}
-        moved = (next(iter(trainer.model.parameters())) != before[0]).any(1).nonzero().flatten().tolist()
-        assert set(moved) <= used
-    assert found[0]["advantages"].ne(0).any()
-    assert found[1]["advantages"].ne(0).any()
+@pytest.mark.parametrize("scoring", ["packed", "padded"])
+def test_tools_and_environments_with_the_losses_of_trl(tmp_path, scoring):
+    """The step is TRL's own, and another one if the tokens of the tool were the model's."""
+    kinds = {"tools": {"tools": [test_tools.add], "reward": test_tools.sizes}}
+    kinds["environment"] = {"environment_factory": Counted}
+    for name, more in kinds.items():
+
+        def stepped(folder, *kind, more=more, as_written=False, **options):
+            trainer = test_tools.made(folder, test_tools.calls_and_answers, *kind, **more, **options)
+            batches, plain = test_tools.rollouts(trainer), trainer._generate_and_score_completions
+
+            def without_mask(inputs):
+                return {key: value for key, value in plain(inputs).items() if key != "tool_mask"}
+
+            if as_written:
+                trainer._generate_and_score_completions = without_mask
+            trainer.train()
+            (batch,) = batches
+            assert batch["advantages"].ne(0).any()
+            assert (batch["completion_mask"].bool() & ~batch["tool_mask"].bool()).any()
+            return torch.cat([value.detach().flatten() for value in trainer.model.parameters()])
+
+        stock = (GRPOTrainer, GRPOConfig)
+        expected = stepped(tmp_path / f"{name}, TRL", *stock)
+        found = stepped(tmp_path / name, FastGRPOTrainer, FastGRPOConfig, scoring=scoring)
+        of_all = stepped(tmp_path / f"{name}, all tokens", *stock, as_written=True)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+        assert (expected - of_all).abs().max() > 1e-4
 
 
 class Counted(test_tools.Counter):

@@ -1,5 +1,6 @@
 """`docs/support.md`: what works has a test that is there, what is refused says what the page says."""
 
+import ast
 import os
 import re
 import subprocess
@@ -25,7 +26,7 @@ CELLS = [(feature, entry, text) for feature, row in ROWS.items() for entry, text
 MESSAGES = dict(re.findall(r"^### ([\w-]+)\n\n`(.+)`$", PAGE, re.M))
 LINKED = sorted({match.groups()[1:] for _, _, text in CELLS if (match := LINK.fullmatch(text))})
 REFUSALS = [(feature, entry, match[1]) for feature, entry, text in CELLS if (match := REFUSED.fullmatch(text))]
-OUTSIDE = ("tests/on_verl/", "tests/on_deepspeed/", "tests/on_vllm/")
+OUTSIDE = ("tests/on_verl/", "tests/on_deepspeed/", "tests/on_vllm/", "tests/on_liger/")
 """Tests that have packages of their own, and are not collected here."""
 REQUIRED = """
 all weights, LoRA, DoRA, QLoRA, DDP, FSDP2, FSDP1, DeepSpeed ZeRO 1, DeepSpeed ZeRO 2, DeepSpeed ZeRO 3, tensor
@@ -91,10 +92,19 @@ def collected():
 def test_what_works_has_a_test(collected):
     """The file, the function, and the parameters where they are given."""
     for file, name in LINKED:
-        function, parameters, _ = name.partition("[")
+        function, _, parameters = name.removesuffix("]").partition("[")
         assert f"def {function}(" in (ROOT / file).read_text(), (file, name)
         if parameters and not file.startswith(OUTSIDE):
             assert f"{file}::{name}" in collected, (file, name)
+        if parameters and file.startswith(OUTSIDE):
+            known = strings((ROOT / file).parent)
+            assert parameters in known or known.issuperset(parameters.split("-")), (file, name)
+
+
+def strings(folder):
+    """Texts and numbers in the files of a folder: what parameters of its tests are made of."""
+    trees = [ast.parse(path.read_text()) for path in folder.glob("*.py")]
+    return {str(node.value) for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant)}
 
 
 def test_what_a_gpu_shows_says_so():
@@ -121,7 +131,9 @@ def pattern(label):
     )
 
 
-ONCE = sorted({(label, entry, feature * (label == "no-such-setting")) for feature, entry, label in REFUSALS})
+BY_FEATURE = ("no-such-setting", "parallelism", "parallelism-typed")
+"""Messages of several rows, each with a setting of its own."""
+ONCE = sorted({(label, entry, feature * (label in BY_FEATURE)) for feature, entry, label in REFUSALS})
 
 
 @pytest.mark.parametrize(("label", "entry", "feature"), ONCE, ids=[" ".join(case).strip() for case in ONCE])

@@ -7,12 +7,14 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("trl")
 
 from documented import undocumented
+from safetensors.torch import load_file
 
 from adpo import cli
 from adpo.lm import embedded
@@ -95,6 +97,7 @@ def test_a_run_ends_with_figures_checkpoint_and_summary(typed, model, lists, tmp
     assert undocumented(out) == set()
     steps = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [entry["step"] for entry in steps if "loss" in entry] == [1, 2, 3, 4]
+    assert [entry["step"] for entry in steps if "validation/accuracy" in entry] == [2, 4]
     assert models.load_model(summary["checkpoint"])
     assert f"{out}/summary.json" in said.replace("\n", "")
 
@@ -127,7 +130,8 @@ def test_runs_a_user_would_type(typed, model, lists, tmp_path, name):
     if name == "no looks":
         assert summary["checkpoint"].endswith("model")
     if name == "lora":
-        assert list(out.glob("*/adapter_config.json"))
+        adapter = load_file(Path(summary["checkpoint"]) / "adapter_model.safetensors")
+        assert any(value.abs().sum() > 0 for key, value in adapter.items() if "lora_B" in key)  # zeros at first
     assert "Summary" in said
 
 

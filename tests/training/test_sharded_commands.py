@@ -52,7 +52,7 @@ COMMANDS = {
     "train": ("train", {**ONLINE, "tau": "auto"}),
     "no looks": ("train", {**ONLINE, "eval_every": 0}),
     "an adapter": ("train", {**ONLINE, "use_peft": True}),
-    "TRL's loss": ("train", {**ONLINE, "method": "grpo"}),
+    "grpo": ("train", {**ONLINE, "method": "grpo"}),
     "prefer": ("prefer", {"per_device_train_batch_size": 4, "tau": "auto", "completions_per_pass": 3}),
 }
 
@@ -92,7 +92,7 @@ def saved(out):
 
 @pytest.mark.parametrize(
     "names",
-    [["train", "prefer"], pytest.param(["no looks", "an adapter", "TRL's loss"], marks=pytest.mark.slow)],
+    [["train", "prefer"], pytest.param(["no looks", "an adapter", "grpo"], marks=pytest.mark.slow)],
     ids=" and ".join,
 )
 def test_two_processes(tmp_path, monkeypatch, names):

@@ -31,11 +31,12 @@ def refuse_pictures(trainer: str, data: Iterable[Any], processing_class: Any = N
 
 
 def refuse_vision(trainer: str, model: Any, name: str = "") -> None:
-    """Models that take pictures have positions and inputs of their own, which no test here holds."""
-    if getattr(model.config, "vision_config", None) is not None:
+    """Models that take more than text have positions and inputs of their own, which no test here holds."""
+    config = model.config
+    if getattr(config, "vision_config", None) is not None or config.get_text_config() is not config:
         name = name or type(model).__name__
         raise ValueError(
-            f"{trainer} trains on text; {name} takes pictures: load the language model in it "
+            f"{trainer} trains on text; {name} takes pictures or sound: load the language model in it "
             "(AutoModelForCausalLM on its text configuration)"
         )
 

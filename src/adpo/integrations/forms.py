@@ -10,6 +10,7 @@ import torch
 from adpo.integrations.arguments import check_sharding
 from adpo.integrations.coordinates import choose
 from adpo.integrations.engine import refuse_stage
+from adpo.integrations.policies import refuse_noise
 from adpo.integrations.sharding import SHARDED
 from adpo.lm.attention_kernels import NAMES
 from adpo.lm.scorer import Forms, Scorer
@@ -95,5 +96,9 @@ def scorer_of(trainer: Any, reduction: Reduction, temperature: float = 1.0) -> S
     passes = NARROW.get(accelerator.mixed_precision)
     head = torch.float32 if getattr(trainer.args, "cast_lm_head_to_fp32", False) else None
     scorer = Scorer(policy, forms, reduction, temperature, passes, head)
+    if (
+        trainer.args.disable_dropout and accelerator.distributed_type not in SHARDED
+    ):  # no trial on a part of the weights
+        refuse_noise(policy)
     trainer.args.settle_checkpointing(scorer)
     return scorer

@@ -1,4 +1,4 @@
-"""Whether training has changed any weight."""
+"""Whether training has taught a model anything."""
 
 from __future__ import annotations
 
@@ -43,14 +43,19 @@ class WeightsMoved(TrainerCallback):  # type: ignore[misc]
         before = self.trainer.notes[NOTE]["checksum"]
         self.moved = checksum(self.trainer.model, self.trainer.accelerator) != before
         self._steps = state.global_step
-        if not self.moved and state.global_step:
-            log.warning("%s", self.verdict())
+        if (verdict := self.verdict()) is not None:
+            log.warning("%s", verdict)
 
     def verdict(self) -> str | None:
         """What a run that has taught nothing says of itself; None of any other."""
-        if self.moved is not False or not self._steps:
-            return None
         count = self.monitor.steps_with_gradient
+        if self.moved is None or (self.moved and (count or not self.monitor.steps)):
+            return None
+        if not self._steps:
+            return "nothing was learnt: no optimizer step was made; see max_steps and num_train_epochs"
+        if self.moved:  # by the decay of weights, or the momentum of steps before
+            advice = self.monitor.advice()
+            return f"nothing was learnt: no group had a gradient in {self._steps} optimizer steps{advice}"
         if count:
             why = f"; {count} of them had a gradient, but the learning rate was 0, or they were refused or undone"
         else:

@@ -35,6 +35,9 @@ def attention(
     if plan is None:
         found: tuple[Tensor, Tensor | None] = _plain(module, *states, **options)
         return found
+    mask = states[3] if len(states) > 3 else options.pop("attention_mask", None)
+    if mask is not None and mask.numel() != 1:  # the plan is in its place, and knows nothing of it
+        raise ValueError(f"{type(module).__name__} makes a mask of its own: packed sequences have none")
     return packed_attention(module, *states[:3], plan=plan, **options), None
 
 

@@ -116,7 +116,7 @@ def _by_trial(
             found = packed_seq_logp(model, planned, head_precision=head_precision)
             expected = seq_logp(model, rows)
             reached = [row for row in range(batch.rows) if _reaches_others(model, batch, row)]
-    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         return " ".join(f"{type(error).__name__}: {error}".split())[:200]
     finally:
         model.train(was_training)

@@ -6,11 +6,15 @@ import asyncio
 import inspect
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object
 
@@ -69,7 +73,8 @@ class Exam:
         if known:
             greedy, sampled = json.loads(path.read_text())
             return Scored(**greedy), Scored(**sampled)
-        found = self.taken(model)
+        with _drawing_aside():
+            found = self.taken(model)
         if PartialState().is_main_process:
             write_json(path, [{"texts": s.texts, "scores": s.scores} for s in found])
         return found
@@ -125,6 +130,16 @@ class Exam:
                 f"reward function {name} gave {len(numbers)} rewards for {len(completions)} completions"
             )
         return [number if math.isfinite(number) else 0.0 for number in numbers]
+
+
+@contextmanager
+def _drawing_aside() -> Iterator[None]:
+    """Random numbers go on as if nothing had been drawn: a resumed run, which knows the answers, draws nothing."""
+    drawn, of_numpy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng():
+        yield
+    random.setstate(drawn)
+    np.random.set_state(of_numpy)
 
 
 def _unheard(*_: Any, **__: Any) -> None:

@@ -147,13 +147,13 @@ def train(order: Ordered[Asked], display: Display) -> dict[str, Any]:
         )
         if not to_watch:
             display.say(NO_VALIDATION.format(setting="dev_problems"))
+        set_seed(order.seed)
+        with outside_in_one_line():  # before the exam: what a trainer refuses should cost nothing
+            trainer = made_trainer(run.method, model, reward, config, to_train, tokenizer, lora_config(run))
         if everyone.is_main_process:
             open_folder(order, origin)
         everyone.wait_for_everyone()
-        before = exam.remembered(model, folder / BEFORE)
-        set_seed(order.seed)  # whether or not there was an exam before
-        with outside_in_one_line():
-            trainer = made_trainer(run.method, model, reward, config, to_train, tokenizer, lora_config(run))
+        before = exam.remembered(trainer.model, folder / BEFORE)
         display.say(f"scoring: {trainer.scorer.chosen()}")
         display.say(f"sampling: {trainer.how_sampled()}")
         trainer.run_identity = identity(order)

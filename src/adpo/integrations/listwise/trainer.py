@@ -24,6 +24,7 @@ from adpo.integrations.listwise import sources
 from adpo.integrations.listwise.collate import Batch, Collate, shares, tokens
 from adpo.integrations.listwise.config import ListwiseConfig
 from adpo.integrations.listwise.watching import Watching
+from adpo.integrations.policies import refuse_frozen, refuse_kind, refuse_tokenizer
 from adpo.lm.context import longest_row
 from adpo.lm.dropout import without_dropout
 from adpo.lm.scoring import Sequences
@@ -60,10 +61,12 @@ class ListwiseTrainer(Watching):
             raise TypeError(f"args must be a ListwiseConfig; got {type(args).__name__}")
         refuse_liger(args)
         model, processing_class = sources.model_and_tokenizer(model, processing_class, peft_config)
+        refuse_kind("ListwiseTrainer", model)
         if args.disable_dropout:
             without_dropout(model)
         refuse_pictures("ListwiseTrainer", (train_dataset, eval_dataset), processing_class)
         refuse_vision("ListwiseTrainer", model)
+        refuse_tokenizer("ListwiseTrainer", model, processing_class)
         refuse_router_loss("ListwiseTrainer", model)
         limit_rows(model)
         context = longest_row(model.config)
@@ -110,6 +113,7 @@ class ListwiseTrainer(Watching):
 
     def train(self, *arguments: Any, **options: Any) -> Any:
         """As in transformers; the reference is scored first, a run of refused steps is an error."""
+        refuse_frozen(self.model)
         self.score_reference()
         result = super().train(*arguments, **options)
         self.step_guard.complain()

@@ -18,6 +18,7 @@ from adpo.integrations.arguments import REFUSED, check_arguments
 from adpo.integrations.forms import ScoringForms
 from adpo.integrations.group_step import Passes, one_thread
 from adpo.integrations.guards import RefuseBadSteps
+from adpo.integrations.policies import refuse_frozen
 from adpo.integrations.trl.arguments import check_sampling_arguments
 from adpo.integrations.trl.backtracking import BacktrackingForm
 from adpo.integrations.trl.observed import Observed
@@ -80,6 +81,7 @@ class FastGRPOTrainer(Observed):
         self._waiting: list[Rows] = []  # micro-batches of one rollout and one optimizer step
         # What TRL averages over a micro-batch, beside the loss of its rows, or gathers row by row, must be TRL's.
         terms = self._entropy_bonus_enabled or self.aux_loss_enabled or self.top_entropy_quantile < 1
+        self._other_terms = bool(self.beta or self._entropy_bonus_enabled or self.aux_loss_enabled)
         self._own_passes = self.scorer.packs and self.accelerator.num_processes == 1 and not terms
 
     def _generate(self, prompts: list[Any]) -> Any:
@@ -89,19 +91,37 @@ class FastGRPOTrainer(Observed):
         return found
 
     def _generate_and_score_completions(self, inputs: Any) -> Rows:
-        batch: Rows = super()._generate_and_score_completions(inputs)
+        batch = self._masked(inputs) if self.args.mask_truncated_completions else self._whole(inputs)
         if self.model.training:
             rows, gather = len(batch["advantages"]), self.accelerator.gather
             first = self.accelerator.process_index * rows
             rewards = self._rewards[first : first + rows].to(self._cut.device)
-            masked = self._cut & self.mask_truncated_completions
+            masked = self._cut & self.args.mask_truncated_completions
             self._observe_rollout(rewards, torch.isfinite(rewards) & ~masked, masked)
             live = gather(batch["advantages"].reshape(rows, -1).any(1) & batch["completion_mask"].any(1))
-            self.gradient_monitor.step(0.0 if self.beta else 1 - float(_of_groups(live, self.num_generations)))
+            without = 1 - float(_of_groups(live, self.num_generations))
+            self.gradient_monitor.step(0.0 if self._other_terms else without)
         return batch
+
+    def _whole(self, inputs: Any) -> Rows:
+        batch: Rows = super()._generate_and_score_completions(inputs)
+        return batch
+
+    def _masked(self, inputs: Any) -> Rows:
+        """Without what a limit of length cut; TRL would take the last token for the verdict, a tool's too."""
+        self.mask_truncated_completions = False
+        try:
+            batch = self._whole(inputs)
+        finally:
+            self.mask_truncated_completions = True
+        for name in batch.keys() & {"completion_mask", "tool_mask"}:
+            batch[name] = batch[name] * (~self._cut.to(batch[name].device)).unsqueeze(1).to(batch[name])
+        counted = (batch["completion_mask"] * batch.get("tool_mask", 1)).sum()
+        return {**batch, "num_items_in_batch": self.accelerator.gather(counted).sum()}
 
     def train(self, *arguments: Any, **options: Any) -> Any:
         """As in TRL; a run of refused steps ends in `TrainingStoppedError`."""
+        refuse_frozen(self.model)
         result = super().train(*arguments, **options)
         self.step_guard.complain()
         return result

@@ -23,6 +23,7 @@ from adpo.integrations import state
 from adpo.integrations.accepted import refuse_router_loss
 from adpo.integrations.group_step import ByIndex, GroupStep, StepRows, one_thread
 from adpo.integrations.guards import GuardedRewards, RefuseBadSteps
+from adpo.integrations.policies import refuse_frozen
 from adpo.integrations.trl.anchoring import Anchored
 from adpo.integrations.trl.config import ADPOConfig
 from adpo.integrations.trl.rows import Rows, kept, trimmed
@@ -86,6 +87,7 @@ class ADPOTrainer(Anchored):
 
     def train(self, *arguments: Any, **options: Any) -> Any:
         """As in TRL; a run of refused steps ends in `TrainingStoppedError`."""
+        refuse_frozen(self.model)
         result = super().train(*arguments, **options)
         self.step_guard.complain()
         return result

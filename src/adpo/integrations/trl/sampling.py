@@ -24,6 +24,7 @@ from transformers import AutoModelForCausalLM
 
 from adpo.integrations.accepted import limit_rows, refuse_liger, refuse_pictures, refuse_vision
 from adpo.integrations.forms import NARROW
+from adpo.integrations.policies import refuse_kind, refuse_tokenizer
 from adpo.integrations.sharding import SHARDED
 from adpo.integrations.trl.resume import ExactResume
 from adpo.integrations.trl.vllm import check_vllm, failures_in_one_line
@@ -80,10 +81,15 @@ class Sampling(ExactResume):
         refuse_pictures(name, data, options.get("processing_class"))
         args = options.get("args") or arguments[2]
         refuse_liger(args)
-        check_vllm(args, options["model"] if "model" in options else arguments[0])
+        model = options["model"] if "model" in options else arguments[0]
+        check_vllm(args, model)
+        if isinstance(model, nn.Module):
+            refuse_kind(name, model)
         super().__init__(*arguments, **options)
         policy = self.accelerator.unwrap_model(self.model)
+        refuse_kind(name, policy)  # also of a model that was only named, and of its adapter
         refuse_vision(name, policy)
+        refuse_tokenizer(name, policy, self._tokenizer)
         limit_rows(policy, self.args.max_completion_length, instead=self.long_rows)
         self._refuse_padding()
         self._decoders: dict[tuple[int, int], Decoder] = {}
