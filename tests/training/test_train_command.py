@@ -525,6 +525,10 @@ def test_a_start_that_was_killed_begins_again_with_other_settings(typed, model, 
         (["--gradient_accumulation_steps", "0"], "gradient_accumulation_steps must be at least 1; got 0"),
         (["--max_steps", ".inf"], "max_steps must be a whole number; got inf"),
         (["--num_train_epochs", ".inf"], "num_train_epochs must be finite; got inf"),
+        (["--max_steps", "-1", "--num_train_epochs", "0"], "num_train_epochs must be above 0; got 0"),
+        (["--max_steps", "0"], "max_steps must be at least 1, or -1 for num_train_epochs to count; got 0"),
+        (["--max_completion_length", "0"], "max_completion_length must be at least 1; got 0"),
+        (["--learning_rate", "-1"], "learning_rate must be at least 0; got -1.0"),
         (["--deepspeed", "x.json"], "deepspeed"),
         (
             ["--accelerator_config", "nofile"],
@@ -548,6 +552,38 @@ def test_a_mistake_is_one_line_and_exit_code_2(typed, model, tmp_path, monkeypat
     assert errors.startswith("adpo: ")
     assert errors.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("code", "complaint"),
+    [
+        ("def f(:", "own.py cannot be run: SyntaxError: invalid syntax (own.py, line 1)"),
+        (
+            "import torch\nimport nowhere_at_all",
+            "own.py cannot be run, line 2: ModuleNotFoundError: No module named",
+        ),
+        ("import sys\nsys.exit(0)", "own.py cannot be run, line 2: SystemExit: 0"),
+        ("x = 1\n\nprint(1 / 0)", "own.py cannot be run, line 3: ZeroDivisionError: division by zero"),
+        ("\0", "own.py cannot be run: SyntaxError: source code string cannot contain null bytes"),
+    ],
+)
+@pytest.mark.parametrize("more", [["--dry-run"], []])
+def test_a_reward_file_that_cannot_be_run(typed, model, tmp_path, monkeypatch, code, complaint, more):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(code)
+    end, _, errors = typed("train", "--model", model, "--reward", "own.py:f", "--out", "o", *more, *fast())
+    assert end == 2
+    assert errors.startswith(f"adpo: --reward own.py:f: {complaint}")
+    assert errors.count("\n") == 1
+    assert not (tmp_path / "o").exists()
+
+
+@pytest.mark.parametrize("words", [["--reward", "no.py:f"], ["--model", "m", "--data", "no.jsonl"]])
+def test_what_is_not_there_is_found_out_before_a_model_is_loaded(typed, tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("adpo.training.run.model_folder", lambda *_: pytest.fail("a model was looked for"))
+    code, _, errors = typed("train", *fast(*words))
+    assert (code, "is not a file" in errors) == (2, True)
 
 
 def test_a_folder_that_holds_something_is_left_alone(typed, model, tmp_path):

@@ -100,9 +100,7 @@ def _dry_run(order: Ordered[Asked], display: Display) -> None:
     run.trainer_config(asked.run.method, checked)
     if asked.run.reward is not None:
         own_reward(asked.run.reward)
-    for name in (asked.run.data, asked.run.eval_data):
-        if name is not None and data.is_file(name) and not Path(name).is_file():
-            raise ValueError(f"{name} is not a file; expected JSON lines of problems")
+    data.check_files(asked.run)
     table = Table("setting", "value", title=f"{asked.run.method}: a dry run")
     described = {**asked.described(), **given}
     for name in sorted(described):
