@@ -337,6 +337,12 @@ def broken(completions, **_):
 
 def short(completions, **_):
     return [1.0]
+
+def ends(completions, **_):
+    raise SystemExit(0)
+
+def some(completions, **_):
+    return [-3.0 if row % 4 < 2 else (None, float("nan"))[row % 2] for row in range(len(completions))]
 """
 
 
@@ -351,10 +357,21 @@ def test_rewards_are_called_as_trl_calls_them(train, typed, model, tmp_path):
             "reward function broken failed on test or validation problems with KeyError: 'colour'",
         ),
         ("short", "reward function short gave 1 rewards for 20 completions"),
+        ("ends", "reward function ends failed on test or validation problems with SystemExit: 0"),
     ):
         words = ["train", "--model", model, "--out", tmp_path / name, *fast("--reward", f"{file}:{name}")]
         code, _, errors = typed(*words)
         assert (code, errors) == (2, f"adpo: {complaint}\n")
+
+
+def test_answers_without_a_reward_are_no_better_than_others(train, tmp_path, caplog):
+    """As 0 they would be the best ones, where rewards are negative."""
+    file = tmp_path / "rewards.py"
+    file.write_text(REWARDS)
+    out, _ = train("--reward", f"{file}:some", *KEEP)
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["reward_before"]["value"] == summary["sampled_after"]["value"] == -3
+    assert "10 of 20 answers have no finite reward: they count as -3" in caplog.text
 
 
 def test_eval_of_any_model_on_any_data(typed, model, tmp_path):
