@@ -388,8 +388,12 @@ def test_eval_of_any_model_on_any_data(typed, model, tmp_path):
         found[seed] = json.loads(out.read_text())["answers"]["after"]
     assert found[1]["greedy"] == found[2]["greedy"]
     assert found[1]["sampled"] != found[2]["sampled"]
-    code, _, errors = typed("eval", model, "--out", tmp_path / "no" / "where.json")
-    assert (code, "is not a folder" in errors) == (2, True)
+    for out, complaint in (
+        (tmp_path / "no" / "where.json", "is not a folder"),
+        (tmp_path, "is a folder; expected"),
+    ):
+        code, _, errors = typed("eval", model, "--out", out)
+        assert (code, complaint in errors, errors.count("\n")) == (2, True, 1)
 
 
 def test_an_interrupted_run_goes_on_where_it_stopped(train, digits, typed, model, tmp_path, monkeypatch):
@@ -660,6 +664,45 @@ def test_eval_compares_two_models_on_the_problems_of_the_run(train, typed, model
         assert "there is no such folder here, and looked up as a name on the hub: " in errors
     code, _, errors = typed("train", "--model", "runs/nowhere", "--out", tmp_path / "x")
     assert errors == "adpo: model 'runs/nowhere' cannot be loaded: there is no such folder\n"
+
+
+@pytest.mark.parametrize("text", ["{", "[1]"])
+def test_settings_that_cannot_be_read_are_named(typed, model, tmp_path, text):
+    folder = shutil.copytree(model, tmp_path / "run")
+    (folder / "settings.json").write_text(text)
+    for words in (
+        ["eval", folder],
+        ["train", "--out", folder, "--resume"],
+        ["prefer", "--out", folder, "--resume"],
+    ):
+        code, _, errors = typed(*words)
+        assert (code, errors.count("\n")) == (2, 1)
+        assert f"{folder / 'settings.json'} cannot be read" in errors
+
+
+def test_runs_of_lists_are_told_apart(typed, model, tmp_path):
+    folder = shutil.copytree(model, tmp_path / "run")
+    (folder / "settings.json").write_text('{"dev_lists": null, "data": "lists.jsonl", "model": "m", "seed": 0}')
+    code, _, errors = typed("train", "--out", folder, "--resume")
+    assert (code, f"{folder} holds a run of adpo prefer: resume it with that" in errors) == (2, True)
+    (folder / "settings.json").write_text('{"dev_problems": null, "model": "m", "seed": 0}')
+    code, _, errors = typed("prefer", "--out", folder, "--resume")
+    assert (code, f"{folder} holds a run of adpo train: resume it with that" in errors) == (2, True)
+    (folder / "settings.json").write_text('{"dev_lists": null, "data": "lists.jsonl", "model": "m", "seed": 0}')
+    code, _, errors = typed("eval", folder)
+    assert (code, "was trained on lists: say with --data or --task what to measure it on" in errors) == (2, True)
+    short = ["--samples", "1", "--max-new-tokens", "2", "--eval_problems", "2"]
+    assert typed("eval", folder, "--task", "sorting", "--instruction", "go", *short)[0] == 0
+
+
+def test_what_is_damaged_in_a_run_is_named(train, digits, typed, tmp_path):
+    out, _ = train(*digits, *KEEP)
+    for name, what_to_do in (("before.json", "delete it"), ("best/validation.json", f"delete {out / 'best'}")):
+        kept = (out / name).read_text()
+        (out / name).write_text("x")
+        code, _, errors = typed("train", "--out", out, "--resume")
+        assert (code, f"adpo: {out / name} cannot be read" in errors, what_to_do in errors) == (2, True, True)
+        (out / name).write_text(kept)
 
 
 def test_eval_does_not_run_code_that_a_folder_names(typed, model, tmp_path):

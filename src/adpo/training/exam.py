@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import json
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +14,7 @@ from typing import Any
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object
 
-from adpo.files import write_json
+from adpo.files import read_json, write_json
 from adpo.integrations.passes import is_sharded, then_sharded
 from adpo.lm.completions import text_of
 from adpo.lm.evaluate import Estimate, Sampling, Scored, answers, gain
@@ -70,7 +69,7 @@ class Exam:
         """As `taken`, kept on disk for a run that is resumed."""
         (known,) = broadcast_object_list([path.exists()])
         if known:
-            greedy, sampled = json.loads(path.read_text())
+            greedy, sampled = read_json(path, "delete it, and it is measured again")
             return Scored(**greedy), Scored(**sampled)
         found = self.taken(model)
         if PartialState().is_main_process:

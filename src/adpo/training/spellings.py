@@ -54,6 +54,8 @@ OF_TRAIN = {
     "reward_function": "here it is --reward file.py:function",
     "reward_model_name_or_path": "a reward is a function here, which may call a model: --reward file.py:function",
     "reward_model_path": "a reward is a function here, which may call a model: --reward file.py:function",
+    "dev_lists": "here it is --dev_problems",
+    "eval_lists": "here it is --eval_problems",
     "max_prompt_length": "prompts are never cut; one that leaves no room for a completion is left out",
     "max_new_tokens": "here it is --max_completion_length",
     "max_length": "here it is --max_completion_length",
@@ -74,6 +76,8 @@ OF_TRAIN = {
 OF_PREFER = {
     **_COMMON,
     "beta": "DPO's beta is 1 / tau here: for beta 0.1, --tau 10",
+    "dev_problems": "here it is --dev_lists",
+    "eval_problems": "here it is --eval_lists",
     "ref_model": "here it is --reference",
     "model_ref": "here it is --reference",
     "ref_model_name_or_path": "here it is --reference",
