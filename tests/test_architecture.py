@@ -92,7 +92,7 @@ MAY_IMPORT = {
         "verl_commands",
         "__init__",
     },
-    "verl_commands": {"extras", "integrations", "lm", "training"},
+    "verl_commands": {"extras", "files", "integrations", "lm", "training"},
     "__main__": {"cli"},
 }
 MAY_USE = {  # besides torch: few, named files
