@@ -92,7 +92,7 @@ MAY_IMPORT = {
         "verl_commands",
         "__init__",
     },
-    "verl_commands": {"extras", "integrations", "lm", "training"},
+    "verl_commands": {"extras", "files", "integrations", "lm", "training"},
     "__main__": {"cli"},
 }
 MAY_USE = {  # besides torch: few, named files
@@ -147,6 +147,7 @@ MAY_USE = {  # besides torch: few, named files
     "lm/preferences.py": {"datasets", "pyarrow"},
     "lm/preference_table.py": {"pyarrow"},
     "lm/preference_tokens.py": {"jinja2"},
+    "integrations/trl/arguments.py": {"transformers"},
     "integrations/trl/baselines.py": {"trl"},
     "integrations/trl/config.py": {"trl"},
     "integrations/model_card.py": {"huggingface_hub", "yaml"},

@@ -228,8 +228,11 @@ def env() -> None:
 
 
 STOPPED = 130  # what a shell gives to a program that Ctrl-C ended
-NO_PLACE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG)
-"""The disk is full, read-only, or not ours."""
+NO_PLACE = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG),
+    *(errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG),
+)
+"""The disk is full, read-only, or not ours; or the name is none for a file or folder there."""
 
 
 def main() -> None:
@@ -260,7 +263,7 @@ def main() -> None:
         # The parser's errors share no public base class, but all of them can format themselves.
         if not hasattr(error, "format_message"):
             raise
-        print(f"adpo: {error.format_message()} (try `adpo --help`)", file=sys.stderr)
+        print(f"adpo: {' '.join(error.format_message().split())} (try `adpo --help`)", file=sys.stderr)
         code = 2
     sys.exit(code or 0)
 

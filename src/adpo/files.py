@@ -9,6 +9,16 @@ from pathlib import Path
 from typing import Any
 
 
+def check_place(path: Path) -> None:
+    """Complain before anything is computed for a file that could not be written."""
+    if path.is_dir():
+        raise ValueError(f"--out {path} is a folder; expected a file")
+    if not path.parent.is_dir():
+        raise ValueError(f"--out {path}: {path.parent} is not a folder")
+    if not os.access(path.parent, os.W_OK):
+        raise ValueError(f"--out {path}: nothing can be written to {path.parent}")
+
+
 def write_text(path: Path, text: str) -> None:
     """Under a temporary name, then renamed: a half-written file is never picked up."""
     part = path.with_name(path.name + ".part")

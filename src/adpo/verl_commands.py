@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from adpo.extras import require
+from adpo.files import check_place
 
 
 def verl_config(
@@ -36,8 +37,7 @@ def verl_data(
     from adpo.lm.data import load, of_rows
     from adpo.training.data import is_file, named
 
-    if not out.parent.is_dir():
-        raise ValueError(f"there is no folder {out.parent} to write {out.name} to: make it first")
+    check_place(out)
     found = load(data, levels) if is_file(data) else of_rows(named(data, None, split), f"{data}, {split}", levels)
     write(found, out)
     Console().print(f"{len(found):,} problems: {out}", markup=False)

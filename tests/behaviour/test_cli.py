@@ -74,6 +74,12 @@ def test_env_names_versions_and_missing_extras():
         (["taxonomy", "extra"], "extra"),
         (["verl-config", "--nodes", "0"], "--nodes"),
         (["verl-data", "missing.jsonl", "--out", "problems.parquet"], "missing.jsonl"),
+        (["tune"], "Missing argument 'job'. Choose from: train, prefer"),
+        (
+            ["reproduce", "geometry", "--out", "README.md/here"],
+            "README.md/here cannot be written: Not a directory",
+        ),
+        (["verl-data", "missing.jsonl", "--out", "."], "--out . is a folder; expected a file"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_two(arguments, words):

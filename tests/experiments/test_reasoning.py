@@ -619,3 +619,16 @@ def test_of_two_that_unpack_a_start_at_once_the_first_to_end_keeps_its_folder(tm
     folder = starts._kept("x", meanwhile)
     assert [(folder / "config.json").stat().st_ino] == first
     assert [path.name for path in tmp_path.iterdir()] == [folder.name]
+
+
+@pytest.mark.parametrize("holds", ["file", "results"])
+def test_a_folder_that_will_not_do_is_refused_before_the_start_is_made(tmp_path, monkeypatch, holds):
+    monkeypatch.setattr(run, "placed", lambda *_: pytest.fail("a start was made"))
+    out = tmp_path / "out"
+    if holds == "file":
+        out.write_text("mine")
+    else:
+        out.mkdir()
+        (out / "job.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"is a file; expected a folder|already holds results: add --resume"):
+        run.reproduce("smoke", None, None, run.Order(out))

@@ -1,5 +1,6 @@
 """Every argument of transformers and TRL is honoured, refused, or about something that is not there."""
 
+import json
 import subprocess
 import sys
 from dataclasses import fields
@@ -76,8 +77,9 @@ def test_optimizers_that_would_step_wrongly_are_refused(tmp_path, kind, name):
 @pytest.mark.parametrize("kind", [ADPOConfig, FastGRPOConfig, ListwiseConfig])
 @pytest.mark.parametrize("name", ["split_batches", "dispatch_batches"])
 def test_batches_are_not_dealt_out_by_one_process(tmp_path, kind, name):
-    with pytest.raises(ValueError, match=f"accelerator_config: {name} is refused"):
-        kind(str(tmp_path), **CPU, accelerator_config={name: True})
+    for given in ({name: True}, json.dumps({name: True})):
+        with pytest.raises(ValueError, match=f"accelerator_config: {name} is refused"):
+            kind(str(tmp_path), **CPU, accelerator_config=given)
 
 
 @pytest.mark.parametrize("kind", [ADPOConfig, FastGRPOConfig])
@@ -85,6 +87,14 @@ def test_batches_are_not_dealt_out_by_one_process(tmp_path, kind, name):
 def test_the_sampler_is_told_nothing_that_the_scorer_does_not_know(tmp_path, kind, key):
     with pytest.raises(ValueError, match=f"generation_kwargs: {key} is refused.*set {of_trl.OWN_ARGUMENTS[key]}"):
         kind(str(tmp_path), **CPU, generation_kwargs={key: 2})
+    with pytest.raises(ValueError, match=f"generation_kwargs: {key} is refused"):
+        kind(str(tmp_path), **CPU, generation_kwargs=json.dumps({key: 2}))
+
+
+@pytest.mark.parametrize("kind", [ADPOConfig, FastGRPOConfig])
+def test_what_no_sampler_knows_is_refused(tmp_path, kind):
+    with pytest.raises(ValueError, match=r"generation_kwargs: num_beans has no effect .*; did you mean num_beams"):
+        kind(str(tmp_path), **CPU, generation_kwargs={"num_beans": 2})
 
 
 @pytest.mark.parametrize("kind", [ADPOConfig, FastGRPOConfig])

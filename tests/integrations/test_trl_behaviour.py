@@ -14,6 +14,7 @@ from trl import GRPOTrainer
 
 from adpo.anchors import EMA
 from adpo.integrations.auto_tau import AutoTau
+from adpo.integrations.guards import GuardedRewards
 from adpo.integrations.trl import ADPOConfig, ADPOTrainer, TrainingStoppedError
 from adpo.integrations.trl.rows import kept
 
@@ -147,6 +148,14 @@ def test_what_one_of_two_reward_functions_loses_is_left_out(tmp_path, monkeypatc
     assert "16 completions are left out" in caplog.text
     assert seen == [[False] * 16, [True, False, False, *[True] * 13]]
     assert logged(trainer, "adpo/no_reward") == [1.0, 2 / 16]
+
+
+def test_a_reward_function_that_would_end_the_program_has_failed(caplog):
+    def leaves(completions, **_):
+        raise SystemExit(0)
+
+    assert GuardedRewards(limit=2).wrap(leaves)(completions=["a", "b"]) == [None, None]
+    assert "reward function leaves failed with SystemExit: 0: 2 completions are left out" in caplog.text
 
 
 def test_a_reward_function_that_keeps_failing_ends_training(tmp_path, rewards):

@@ -109,6 +109,8 @@ def test_final_answers(text, answer):
         ([{"question": 3, "answer": "#### 1"}], "must be text"),
         ([{**MATH, "level": "hard"}], "level must be"),
         ([], "holds no problems"),
+        (['{"question": ' + "[" * 50000], "line 1: not JSON that can be read"),
+        (['{"question": "q", "answer": ' + "9" * 5000 + "}"], "line 1: not JSON that can be read"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path, rows, words):
@@ -116,6 +118,23 @@ def test_a_bad_line_is_named(tmp_path, rows, words):
         load(write(tmp_path / "bad.jsonl", *rows))
     assert "\n" not in str(error.value)
     assert "bad.jsonl" in str(error.value)
+
+
+def test_a_file_that_begins_with_the_mark_of_windows(tmp_path):
+    file = write(tmp_path / "bom.jsonl", GSM)
+    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+    assert len(load(file)) == 1
+
+
+def test_a_file_that_may_not_be_read(tmp_path, monkeypatch):
+    file = write(tmp_path / "mine.jsonl", GSM)
+
+    def refuse(*_, **__):
+        raise PermissionError(13, "Permission denied", str(file))
+
+    monkeypatch.setattr(type(file), "open", refuse)
+    with pytest.raises(ValueError, match=r"mine\.jsonl cannot be read: Permission denied"):
+        load(file)
 
 
 def test_a_missing_file_and_a_level_that_is_not_there(tmp_path):

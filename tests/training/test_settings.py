@@ -50,6 +50,8 @@ def test_every_name_of_trls_commands_is_a_setting_or_is_said_how_it_is_spelt_her
         ({"ref_model": "x"}, "here it is --reference"),
         ({"loss_type": "sigmoid"}, "here it is --target"),
         ({"max_completion_length": 9}, "here it is --max_length"),
+        ({"eval_data": "d.jsonl"}, "eval_data means nothing without data"),
+        ({"lora_dropout": 1}, "lora_dropout must be at least 0 and below 1"),
     ],
 )
 def test_names_of_dpo(pairs, words):
@@ -85,6 +87,8 @@ def test_a_key_that_is_given_twice(tmp_path):
         ({"max_steps": float("inf")}, "max_steps must be a whole number; got inf"),
         ({"max_steps": 10**400}, "max_steps must be a whole number; got 1000"),
         ({"model_init_kwargs": "foo"}, "model_init_kwargs must be a mapping; got 'foo'"),
+        ({"chat_template_kwargs": "foo"}, "chat_template_kwargs must be a mapping; got 'foo'"),
+        ({"generation_kwargs": "foo"}, "generation_kwargs must be a mapping; got 'foo'"),
         ({"use_peft": "maybe"}, "use_peft must be true or false; got 'maybe'"),
         ({"levels": "3"}, "levels must be a list; got '3'"),
         ({"method": "grpoo"}, "did you mean grpo"),
@@ -116,6 +120,12 @@ def test_a_key_that_is_given_twice(tmp_path):
         ({"method": "grpo", "tau": 0.5}, "tau is an argument of method adpo; method grpo does not know it"),
         ({"eval_problems": 0}, "eval_problems must be at least 1"),
         ({"verifier_seconds": 0}, "verifier_seconds must be positive"),
+        ({"lora_dropout": -0.1}, "lora_dropout must be at least 0 and below 1; got -0.1"),
+        ({"eval_data": "d.jsonl"}, "eval_data means nothing without data"),
+        ({"dry_run": True}, "there is no setting 'dry_run': it is given on the command line, --dry-run"),
+        ({"config": "run.yaml"}, "it is given on the command line, --config"),
+        ({"warmup_ratio": 0.1}, "here it is --warmup_steps, which takes a share"),
+        ({"group_by_length": True}, "leave it out"),
     ],
 )
 def test_a_mistake_is_one_clear_line(pairs, words):
@@ -126,7 +136,12 @@ def test_a_mistake_is_one_clear_line(pairs, words):
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("a: [1", "is not YAML"), ("- 1\n- 2", "expected lines of `key: value`"), ("1: 2", "expected")],
+    [
+        ("a: [1", "is not YAML"),
+        ("- 1\n- 2", "expected lines of `key: value`"),
+        ("1: 2", "expected"),
+        ("a: " + "[" * 5000 + "]" * 5000, "is not YAML"),
+    ],
 )
 def test_a_file_that_is_no_settings(tmp_path, text, words):
     (tmp_path / "bad.yaml").write_text(text)
@@ -137,11 +152,24 @@ def test_a_file_that_is_no_settings(tmp_path, text, words):
 
 
 @pytest.mark.parametrize(
-    ("words", "complaint"), [(["tau", "1"], "expected --key"), (["--a", "1", "--a=2"], "twice")]
+    ("words", "complaint"),
+    [
+        (["tau", "1"], "expected --key"),
+        (["--a", "1", "--a=2"], "twice"),
+        (["--data", ""], "--data is given nothing: give it a value, null, or leave it out"),
+        (["--data="], "--data is given nothing"),
+    ],
 )
 def test_pairs_that_are_none(words, complaint):
     with pytest.raises(ValueError, match=complaint):
         parse_pairs(words)
+
+
+def test_the_word_no_of_a_strategy(tmp_path):
+    """YAML reads it as false."""
+    (tmp_path / "run.yaml").write_text("save_strategy: no\n")
+    for given in (read_yaml(tmp_path / "run.yaml"), parse_pairs(["--save_strategy", "no"])):
+        assert resolve(given).trainer["save_strategy"] == "no"
 
 
 def test_tau_may_be_auto():

@@ -337,6 +337,12 @@ def broken(completions, **_):
 
 def short(completions, **_):
     return [1.0]
+
+def ends(completions, **_):
+    raise SystemExit(0)
+
+def some(completions, **_):
+    return [-3.0 if row % 4 < 2 else (None, float("nan"))[row % 2] for row in range(len(completions))]
 """
 
 
@@ -351,10 +357,21 @@ def test_rewards_are_called_as_trl_calls_them(train, typed, model, tmp_path):
             "reward function broken failed on test or validation problems with KeyError: 'colour'",
         ),
         ("short", "reward function short gave 1 rewards for 20 completions"),
+        ("ends", "reward function ends failed on test or validation problems with SystemExit: 0"),
     ):
         words = ["train", "--model", model, "--out", tmp_path / name, *fast("--reward", f"{file}:{name}")]
         code, _, errors = typed(*words)
         assert (code, errors) == (2, f"adpo: {complaint}\n")
+
+
+def test_answers_without_a_reward_are_no_better_than_others(train, tmp_path, caplog):
+    """As 0 they would be the best ones, where rewards are negative."""
+    file = tmp_path / "rewards.py"
+    file.write_text(REWARDS)
+    out, _ = train("--reward", f"{file}:some", *KEEP)
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["reward_before"]["value"] == summary["sampled_after"]["value"] == -3
+    assert "10 of 20 answers have no finite reward: they count as -3" in caplog.text
 
 
 def test_eval_of_any_model_on_any_data(typed, model, tmp_path):
@@ -371,8 +388,12 @@ def test_eval_of_any_model_on_any_data(typed, model, tmp_path):
         found[seed] = json.loads(out.read_text())["answers"]["after"]
     assert found[1]["greedy"] == found[2]["greedy"]
     assert found[1]["sampled"] != found[2]["sampled"]
-    code, _, errors = typed("eval", model, "--out", tmp_path / "no" / "where.json")
-    assert (code, "is not a folder" in errors) == (2, True)
+    for out, complaint in (
+        (tmp_path / "no" / "where.json", "is not a folder"),
+        (tmp_path, "is a folder; expected"),
+    ):
+        code, _, errors = typed("eval", model, "--out", out)
+        assert (code, complaint in errors, errors.count("\n")) == (2, True, 1)
 
 
 def test_an_interrupted_run_goes_on_where_it_stopped(train, digits, typed, model, tmp_path, monkeypatch):
@@ -525,6 +546,10 @@ def test_a_start_that_was_killed_begins_again_with_other_settings(typed, model, 
         (["--gradient_accumulation_steps", "0"], "gradient_accumulation_steps must be at least 1; got 0"),
         (["--max_steps", ".inf"], "max_steps must be a whole number; got inf"),
         (["--num_train_epochs", ".inf"], "num_train_epochs must be finite; got inf"),
+        (["--max_steps", "-1", "--num_train_epochs", "0"], "num_train_epochs must be above 0; got 0"),
+        (["--max_steps", "0"], "max_steps must be at least 1, or -1 for num_train_epochs to count; got 0"),
+        (["--max_completion_length", "0"], "max_completion_length must be at least 1; got 0"),
+        (["--learning_rate", "-1"], "learning_rate must be at least 0; got -1.0"),
         (["--deepspeed", "x.json"], "deepspeed"),
         (
             ["--accelerator_config", "nofile"],
@@ -548,6 +573,38 @@ def test_a_mistake_is_one_line_and_exit_code_2(typed, model, tmp_path, monkeypat
     assert errors.startswith("adpo: ")
     assert errors.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("code", "complaint"),
+    [
+        ("def f(:", "own.py cannot be run: SyntaxError: invalid syntax (own.py, line 1)"),
+        (
+            "import torch\nimport nowhere_at_all",
+            "own.py cannot be run, line 2: ModuleNotFoundError: No module named",
+        ),
+        ("import sys\nsys.exit(0)", "own.py cannot be run, line 2: SystemExit: 0"),
+        ("x = 1\n\nprint(1 / 0)", "own.py cannot be run, line 3: ZeroDivisionError: division by zero"),
+        ("\0", "own.py cannot be run: SyntaxError: source code string cannot contain null bytes"),
+    ],
+)
+@pytest.mark.parametrize("more", [["--dry-run"], []])
+def test_a_reward_file_that_cannot_be_run(typed, model, tmp_path, monkeypatch, code, complaint, more):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(code)
+    end, _, errors = typed("train", "--model", model, "--reward", "own.py:f", "--out", "o", *more, *fast())
+    assert end == 2
+    assert errors.startswith(f"adpo: --reward own.py:f: {complaint}")
+    assert errors.count("\n") == 1
+    assert not (tmp_path / "o").exists()
+
+
+@pytest.mark.parametrize("words", [["--reward", "no.py:f"], ["--model", "m", "--data", "no.jsonl"]])
+def test_what_is_not_there_is_found_out_before_a_model_is_loaded(typed, tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("adpo.training.run.model_folder", lambda *_: pytest.fail("a model was looked for"))
+    code, _, errors = typed("train", *fast(*words))
+    assert (code, "is not a file" in errors) == (2, True)
 
 
 def test_a_folder_that_holds_something_is_left_alone(typed, model, tmp_path):
@@ -607,6 +664,45 @@ def test_eval_compares_two_models_on_the_problems_of_the_run(train, typed, model
         assert "there is no such folder here, and looked up as a name on the hub: " in errors
     code, _, errors = typed("train", "--model", "runs/nowhere", "--out", tmp_path / "x")
     assert errors == "adpo: model 'runs/nowhere' cannot be loaded: there is no such folder\n"
+
+
+@pytest.mark.parametrize("text", ["{", "[1]"])
+def test_settings_that_cannot_be_read_are_named(typed, model, tmp_path, text):
+    folder = shutil.copytree(model, tmp_path / "run")
+    (folder / "settings.json").write_text(text)
+    for words in (
+        ["eval", folder],
+        ["train", "--out", folder, "--resume"],
+        ["prefer", "--out", folder, "--resume"],
+    ):
+        code, _, errors = typed(*words)
+        assert (code, errors.count("\n")) == (2, 1)
+        assert f"{folder / 'settings.json'} cannot be read" in errors
+
+
+def test_runs_of_lists_are_told_apart(typed, model, tmp_path):
+    folder = shutil.copytree(model, tmp_path / "run")
+    (folder / "settings.json").write_text('{"dev_lists": null, "data": "lists.jsonl", "model": "m", "seed": 0}')
+    code, _, errors = typed("train", "--out", folder, "--resume")
+    assert (code, f"{folder} holds a run of adpo prefer: resume it with that" in errors) == (2, True)
+    (folder / "settings.json").write_text('{"dev_problems": null, "model": "m", "seed": 0}')
+    code, _, errors = typed("prefer", "--out", folder, "--resume")
+    assert (code, f"{folder} holds a run of adpo train: resume it with that" in errors) == (2, True)
+    (folder / "settings.json").write_text('{"dev_lists": null, "data": "lists.jsonl", "model": "m", "seed": 0}')
+    code, _, errors = typed("eval", folder)
+    assert (code, "was trained on lists: say with --data or --task what to measure it on" in errors) == (2, True)
+    short = ["--samples", "1", "--max-new-tokens", "2", "--eval_problems", "2"]
+    assert typed("eval", folder, "--task", "sorting", "--instruction", "go", *short)[0] == 0
+
+
+def test_what_is_damaged_in_a_run_is_named(train, digits, typed, tmp_path):
+    out, _ = train(*digits, *KEEP)
+    for name, what_to_do in (("before.json", "delete it"), ("best/validation.json", f"delete {out / 'best'}")):
+        kept = (out / name).read_text()
+        (out / name).write_text("x")
+        code, _, errors = typed("train", "--out", out, "--resume")
+        assert (code, f"adpo: {out / name} cannot be read" in errors, what_to_do in errors) == (2, True, True)
+        (out / name).write_text(kept)
 
 
 def test_eval_does_not_run_code_that_a_folder_names(typed, model, tmp_path):

@@ -111,6 +111,10 @@ def test_rows_of_ones_own(tmp_path):
         ValueError, match="line 1: a file of prompts needs a reward function of your own: --reward"
     ):
         prepare(RunSettings(model="x", data=file), make_tokenizer(), 0)
+    none = write(tmp_path / "none.jsonl", [])
+    for given in ({"data": none}, {"data": file, "eval_data": none}):
+        with pytest.raises(ValueError, match=r"none\.jsonl holds no rows"):
+            prepare(RunSettings(model="x", reward="r.py:f", **given), make_tokenizer(), 0)
     few = write(tmp_path / "few.jsonl", [{"prompt": "one"}])
     with pytest.raises(ValueError, match="too small to hold rows out of it"):
         prepare(RunSettings(model="x", data=few, reward="r.py:f"), make_tokenizer(), 0)

@@ -63,6 +63,20 @@ def fingerprint(description: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(description).encode()).hexdigest()[:16]
 
 
+MARKER = "job.json"
+
+
+def check_folder(folder: Path, resume: bool) -> None:
+    """See that results can go there and none are lost; a job that takes time to prepare asks before it does."""
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"--out {folder} is a file; expected a folder")
+    if (folder / MARKER).exists():
+        if not resume:
+            raise ValueError(f"{folder} already holds results: add --resume, or choose another --out")
+    elif folder.exists() and any(folder.iterdir()):
+        raise ValueError(f"{folder} is not empty and holds no results of this command: choose another --out")
+
+
 class Job:
     """The output folder of a job, its description, and the cells it has finished."""
 
@@ -74,19 +88,14 @@ class Job:
         self.cells = folder / "cells"
         self._timing = folder / "timing.json"
         self.fingerprint = fingerprint(description)
-        marker = folder / "job.json"
-        if folder.exists() and not folder.is_dir():
-            raise ValueError(f"--out {folder} is a file; expected a folder")
+        marker = folder / MARKER
+        check_folder(folder, resume)
         if marker.exists():
             known = read_json(marker)
-            if not resume:
-                raise ValueError(f"{folder} already holds results: add --resume, or choose another --out")
             if known.get("fingerprint") != self.fingerprint:
                 raise ValueError(
                     f"{folder} holds a job with other settings: resume it as it was, or choose another --out"
                 )
-        elif folder.exists() and any(folder.iterdir()):
-            raise ValueError(f"{folder} is not empty and holds no results of this command: choose another --out")
         self.cells.mkdir(parents=True, exist_ok=True)
         write_json(marker, {"fingerprint": self.fingerprint, "description": description, "command": typed()})
 

@@ -86,17 +86,15 @@ def check_arguments(args: Any, refused: Mapping[str, str] = REFUSED) -> None:
         )
     if args.liger_kernel_config and not args.use_liger_kernel:
         raise ValueError("liger_kernel_config has no effect without use_liger_kernel: set that, or leave it out")
-    config = args.accelerator_config
-    for name in ("split_batches", "dispatch_batches"):
-        value = config.get(name) if isinstance(config, dict) else getattr(config, name, None)
-        if value:
-            raise ValueError(
-                f"accelerator_config: {name} is refused: every process reads its own rows; leave it out"
-            )
 
 
 def check_sharding(args: Any) -> None:
     """Of arguments that have settled: what they, or accelerate's launcher, ask of several processes."""
+    for name in ("split_batches", "dispatch_batches"):
+        if getattr(args.accelerator_config, name, None):
+            raise ValueError(
+                f"accelerator_config: {name} is refused: every process reads its own rows; leave it out"
+            )
     by_arguments = bool(args.fsdp) and (args.fsdp_plugin_args or {}).get("fsdp_version") != 2
     by_launcher = _asked("ACCELERATE_USE_FSDP") and os.environ.get("FSDP_VERSION") == "1" and not args.fsdp
     if by_arguments or by_launcher:

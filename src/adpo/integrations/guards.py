@@ -124,7 +124,7 @@ class GuardedRewards:
             async def asynchronous(completions: Sequence[Any], **rest: Any) -> list[float | None]:
                 try:
                     values = await function(completions=completions, **rest)
-                except Exception as error:
+                except (Exception, SystemExit) as error:
                     return self._failed(name, error, len(completions))
                 return self._checked(name, values)
 
@@ -135,7 +135,7 @@ class GuardedRewards:
             def synchronous(completions: Sequence[Any], **rest: Any) -> list[float | None]:
                 try:
                     values = function(completions=completions, **rest)
-                except Exception as error:
+                except (Exception, SystemExit) as error:
                     return self._failed(name, error, len(completions))
                 return self._checked(name, values)
 
@@ -143,7 +143,7 @@ class GuardedRewards:
         guarded.__name__ = name
         return guarded
 
-    def _failed(self, name: str, error: Exception, rows: int) -> list[float | None]:
+    def _failed(self, name: str, error: BaseException, rows: int) -> list[float | None]:
         self.failures += 1
         self._in_a_row[name] = self._in_a_row.get(name, 0) + 1
         line = " ".join(f"{type(error).__name__}: {error}".split())[:300]

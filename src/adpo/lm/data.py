@@ -86,17 +86,26 @@ def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     if not path.is_file():
         raise ValueError(f"{path} is not a file; expected JSON lines of problems")
     try:
-        with path.open(encoding="utf-8") as lines:
+        with path.open(encoding="utf-8-sig") as lines:  # editors on Windows begin a file with a mark
             for number, line in enumerate(lines, 1):
                 if line.strip():
-                    row = json.loads(line)
-                    if not isinstance(row, dict):
-                        raise ValueError(f"{path}, line {number}: expected an object, got {type(row).__name__}")
-                    yield number, row
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}, line {number}: not JSON ({error.msg})") from None
+                    yield number, _object(line, f"{path}, line {number}")
     except UnicodeDecodeError:
         raise ValueError(f"{path} is not UTF-8 text") from None
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def _object(line: str, place: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{place}: not JSON ({error.msg})") from None
+    except (RecursionError, ValueError) as error:  # brackets within brackets, a number of thousands of digits
+        raise ValueError(f"{place}: not JSON that can be read ({str(error)[:80]})") from None
+    if not isinstance(row, dict):
+        raise ValueError(f"{place}: expected an object, got {type(row).__name__}")
+    return row
 
 
 def _problem(row: dict[str, Any], place: str) -> Problem:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from accelerate.utils import broadcast_object_list
 from rich.table import Table
 
 from adpo.errors import NothingLearnedError
+from adpo.files import check_place, write_text
 from adpo.integrations.trl import TrainingStoppedError
 from adpo.lm.context import longest_row
 from adpo.lm.evaluate import Estimate, Scored, gain
@@ -23,9 +24,11 @@ from adpo.training.exam import Exam, estimate, measure_of
 from adpo.training.folder import (
     Ordered,
     as_it_was,
+    command_of,
     has_begun,
     how_to_go_on,
     known_settings,
+    noted_settings,
     other_settings,
     without_failed_starts,
 )
@@ -48,7 +51,7 @@ def train(
     """Settings, then a dry run or a real one."""
     if resume and out is None:
         raise ValueError("--resume needs the --out of the run to go on with")
-    known = known_settings(out) if resume and out else {}
+    known = known_settings(out, "train") if resume and out else {}
     of_run = known.pop("seed", 0)
     seed = of_run if seed is None else seed
     given = {**(read_yaml(config) if config else {}), **parse_pairs(words)}
@@ -100,9 +103,7 @@ def _dry_run(order: Ordered[Asked], display: Display) -> None:
     run.trainer_config(asked.run.method, checked)
     if asked.run.reward is not None:
         own_reward(asked.run.reward)
-    for name in (asked.run.data, asked.run.eval_data):
-        if name is not None and data.is_file(name) and not Path(name).is_file():
-            raise ValueError(f"{name} is not a file; expected JSON lines of problems")
+    data.check_files(asked.run)
     table = Table("setting", "value", title=f"{asked.run.method}: a dry run")
     described = {**asked.described(), **given}
     for name in sorted(described):
@@ -133,10 +134,10 @@ def evaluate(
 ) -> None:
     """Accuracy and pass@k, or the mean of a graded reward; with another model, the paired difference."""
     quiet()
-    if out is not None and not out.parent.is_dir():
-        raise ValueError(f"--out {out}: {out.parent} is not a folder")
+    if out is not None:
+        check_place(out)
     pairs = parse_pairs(words)
-    known = _of_run(checkpoint, "reward" in pairs)
+    known = _of_run(checkpoint, pairs)
     of_run = known.pop("seed", 0)
     seed = of_run if seed is None else seed
     if "data" in pairs or "model" not in known:  # problems in words, for a model that is not the embedded one
@@ -172,7 +173,7 @@ def evaluate(
             "figures": {name: {k: e._asdict() for k, e in parts.items()} for name, parts in figures.items()},
             "answers": {name: {"greedy": g.texts, "sampled": s.texts} for name, (g, s) in found.items()},
         }
-        out.write_text(json.dumps(content, indent=1) + "\n")
+        write_text(out, json.dumps(content, indent=1) + "\n")
         display.say(f"Figures and answers: {out}")
 
 
@@ -204,17 +205,17 @@ def _folder(name: str) -> str:
     return name
 
 
-def _of_run(checkpoint: Path, given_reward: bool) -> dict[str, Any]:
+def _of_run(checkpoint: Path, given: Mapping[str, Any]) -> dict[str, Any]:
     """The data of the run that made the checkpoint, where it is known."""
-    for folder in (checkpoint, checkpoint.parent):
-        note = folder / "settings.json"
-        if note.exists():
-            known = json.loads(note.read_text())
-            names = {*RunSettings.__dataclass_fields__, "chat_template_kwargs", "max_completion_length", "seed"}
-            if known.get("reward") and not given_reward:  # a folder may come from anyone: its code is not run
-                raise ValueError(
-                    f"{folder} was trained on a reward function of its own, {known['reward']}: to run it, give it "
-                    "again with --reward"
-                )
-            return {name: value for name, value in known.items() if name in names and value is not None}
-    return {}
+    known = noted_settings(checkpoint) or noted_settings(checkpoint.parent)
+    names = {*RunSettings.__dataclass_fields__, "chat_template_kwargs", "max_completion_length", "seed"}
+    if known.get("reward") and "reward" not in given:  # a folder may come from anyone: its code is not run
+        raise ValueError(
+            f"{checkpoint} was trained on a reward function of its own, {known['reward']}: to run it, give it "
+            "again with --reward"
+        )
+    if command_of(known) == "prefer":
+        if not {"data", "task"} & set(given):
+            raise ValueError(f"{checkpoint} was trained on lists: say with --data or --task what to measure it on")
+        names -= {"data", "eval_data", "data_config", "data_split", "eval_split", "eval_every"}
+    return {name: value for name, value in known.items() if name in names and value is not None}

@@ -107,6 +107,13 @@ def is_file(name: str) -> bool:
     return Path(name).is_file() or name.endswith((".jsonl", ".json"))
 
 
+def check_files(run: RunSettings) -> None:
+    """Complain about a file that is not there, before a model is loaded for it."""
+    for name in (run.data, run.eval_data):
+        if name is not None and is_file(name) and not Path(name).is_file():
+            raise ValueError(f"{name} is not a file; expected JSON lines of problems")
+
+
 def named(name: str, config: str | None, split: str) -> Any:
     """A data set by the name `datasets` knows it by; a folder will do."""
     import datasets
@@ -163,6 +170,8 @@ def _read(name: str, split: str, run: RunSettings) -> list[Row]:
             if kind is not None and kinds.setdefault(column, kind) != kind:
                 raise ValueError(f"{place}: expected {column} to be {kinds[column]}, as before; got {value!r:.60}")
         found.append(dict(row))
+    if not found:
+        raise ValueError(f"{name} holds no rows")
     columns = dict.fromkeys(column for row in found for column in row)
     return [{column: row.get(column) for column in columns} for row in found]  # what a row does not say is None
 

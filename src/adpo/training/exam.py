@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import json
+import logging
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,14 +18,16 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object
 
-from adpo.files import write_json
+from adpo.files import read_json, write_json
 from adpo.integrations.sharding import is_sharded, then_sharded
 from adpo.lm.completions import text_of
 from adpo.lm.evaluate import Estimate, Sampling, Scored, answers, gain
 from adpo.training.data import Row
 from adpo.training.display import ACCURACY
 
-Reward = Callable[..., list[float | None]]
+log = logging.getLogger("adpo")
+Rewards = list[float | None]
+Reward = Callable[..., Rewards]
 """As in TRL: ``reward(prompts=..., completions=..., **columns)``."""
 
 SAMPLES = 4
@@ -71,7 +73,7 @@ class Exam:
         """As `taken`, kept on disk for a run that is resumed."""
         (known,) = broadcast_object_list([path.exists()])
         if known:
-            greedy, sampled = json.loads(path.read_text())
+            greedy, sampled = read_json(path, "delete it, and it is measured again")
             return Scored(**greedy), Scored(**sampled)
         with _drawing_aside():
             found = self.taken(model)
@@ -95,10 +97,10 @@ class Exam:
         for complaint, _ in told:
             if complaint is not None:
                 raise ValueError(complaint) from cause
-        ordered = sorted((place, *found) for _, part in told for place, found in part)
-        return Scored([texts for _, texts, _ in ordered], [scores for _, _, scores in ordered])
+        ordered = sorted(((place, *found) for _, part in told for place, found in part), key=lambda each: each[0])
+        return Scored([texts for _, texts, _ in ordered], _numbers([scores for _, _, scores in ordered]))
 
-    def _share(self, model: Any, rows: Sequence[Row], sampling: Sampling) -> list[tuple[list[str], list[float]]]:
+    def _share(self, model: Any, rows: Sequence[Row], sampling: Sampling) -> list[tuple[list[str], Rewards]]:
         texts = answers(model, self.tokenizer, [row["prompt"] for row in rows], sampling, self.chat)
         flat = [(row, text) for row, given in zip(rows, texts, strict=True) for text in given]
         columns = {name: [row.get(name) for row, _ in flat] for name in rows[0] if name != "prompt"}
@@ -111,16 +113,16 @@ class Exam:
         n = sampling.samples
         return [(given, scores[i * n : (i + 1) * n]) for i, given in enumerate(texts)]
 
-    def _rewarded(self, prompts: list[Any], completions: list[Any], columns: dict[str, list[Any]]) -> list[float]:
-        """What the reward function says, called as TRL calls it; a reward that is none counts as 0."""
+    def _rewarded(self, prompts: list[Any], completions: list[Any], columns: dict[str, list[Any]]) -> Rewards:
+        """What the reward function says, called as TRL calls it; None of what has no finite reward."""
         name = getattr(self.reward, "__name__", type(self.reward).__name__)
         ids = [self.tokenizer(text_of(completion))["input_ids"] for completion in completions]
         extra = {"completion_ids": ids, "trainer_state": None, "log_extra": _unheard, "log_metric": _unheard}
         try:
             found = self.reward(prompts=prompts, completions=completions, **{**extra, **columns})
             rewards = list(asyncio.run(found) if inspect.isawaitable(found) else found)  # type: ignore[arg-type]
-            numbers = [0.0 if value is None else float(value) for value in rewards]
-        except Exception as error:
+            numbers = [None if value is None else float(value) for value in rewards]
+        except (Exception, SystemExit) as error:
             line = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             raise ValueError(
                 f"reward function {name} failed on test or validation problems with {line}"
@@ -129,7 +131,16 @@ class Exam:
             raise ValueError(
                 f"reward function {name} gave {len(numbers)} rewards for {len(completions)} completions"
             )
-        return [number if math.isfinite(number) else 0.0 for number in numbers]
+        return [None if number is None or not math.isfinite(number) else number for number in numbers]
+
+
+def _numbers(rewards: Sequence[Rewards]) -> list[list[float]]:
+    """What has no finite reward is no better than any other answer: the least of 0 and what the others got."""
+    known = [reward for some in rewards for reward in some if reward is not None]
+    count, least = sum(map(len, rewards)), min([0.0, *known])
+    if len(known) < count:
+        log.warning("%d of %d answers have no finite reward: they count as %g", count - len(known), count, least)
+    return [[least if reward is None else reward for reward in some] for some in rewards]
 
 
 @contextmanager

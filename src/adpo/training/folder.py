@@ -20,6 +20,7 @@ SETTINGS, ORIGIN, BEFORE = "settings.json", "origin.json", "before.json"
 STARTED = (SETTINGS, ORIGIN, BEFORE)
 """What a run writes before its first step."""
 METRICS, TENSORBOARD = "metrics.jsonl", "runs"
+OWN = {"train": "dev_problems", "prefer": "dev_lists"}
 DIGESTS = "files"  # the key of what tells the contents of data files apart
 
 
@@ -43,8 +44,17 @@ class Ordered(Generic[A]):
     started: float = field(default_factory=time.monotonic)
 
 
-def known_settings(folder: Path) -> dict[str, Any]:
-    """The settings of the run in a folder, its seed among them; {} if there is none."""
+def known_settings(folder: Path, command: str) -> dict[str, Any]:
+    """The settings of this command's run in a folder, its seed among them; {} if there is none."""
+    known = noted_settings(folder)
+    theirs = command_of(known)
+    if theirs not in (None, command):
+        raise ValueError(f"{folder} holds a run of adpo {theirs}: resume it with that, or choose another --out")
+    return known
+
+
+def noted_settings(folder: Path) -> dict[str, Any]:
+    """The settings of a run of any command; {} if there is none."""
     note = folder / SETTINGS
     if not note.is_file():
         return {}
@@ -53,13 +63,18 @@ def known_settings(folder: Path) -> dict[str, Any]:
     return known
 
 
+def command_of(known: Mapping[str, Any]) -> str | None:
+    """Which command settings are of, by a setting that no other has; None where nobody knows."""
+    return next((command for command, name in OWN.items() if name in known), None)
+
+
 def _read(note: Path) -> dict[str, Any]:
     try:
         known = json.loads(note.read_text())
     except (OSError, ValueError):
         known = None
     if not isinstance(known, dict):
-        raise ValueError(f"{note} cannot be read: the run in {note.parent} cannot be resumed")
+        raise ValueError(f"{note} cannot be read: the run in {note.parent} cannot be resumed or evaluated")
     return known
 
 

@@ -23,6 +23,14 @@ REFUSED = {
     "disable_tqdm": "the progress bar is adpo's own",
 }
 
+MAPPINGS = (
+    "model_init_kwargs",
+    "chat_template_kwargs",
+    "generation_kwargs",
+    "gradient_checkpointing_kwargs",
+    "lr_scheduler_kwargs",
+)
+"""What may be text for other programs, which read JSON from it; here YAML has read it before."""
 COMMAND_LINE = ("config", "out", "seed", "resume", "dry_run")
 """What the command knows besides, for those who mistype it."""
 
@@ -51,12 +59,13 @@ def sorted_out(
         elif name in elsewhere:
             raise ValueError(f"there is no setting {name!r}: {elsewhere[name]}")
         else:
-            default = f"there is no setting {name!r}{near(name, [*own, *theirs, *COMMAND_LINE])}"
+            here = f": it is given on the command line, --{name.replace('_', '-')}" if name in COMMAND_LINE else ""
+            default = f"there is no setting {name!r}{here or near(name, [*own, *theirs, *COMMAND_LINE])}"
             raise ValueError(unknown(name) or default)
-    options = trainer.get("model_init_kwargs") or {}
-    if not isinstance(options, dict):
-        raise ValueError(f"model_init_kwargs must be a mapping; got {options!r:.60}")
-    if "trust_remote_code" in options:
+    for name in MAPPINGS:
+        if not isinstance(trainer.get(name) or {}, dict):
+            raise ValueError(f"{name} must be a mapping; got {trainer[name]!r:.60}")
+    if "trust_remote_code" in (trainer.get("model_init_kwargs") or {}):
         raise ValueError(f"model_init_kwargs: trust_remote_code cannot be set: {REFUSED['trust_remote_code']}")
     return run, trainer
 
@@ -77,7 +86,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
         content = _loaded(path.read_text(encoding="utf-8"))
     except _TwiceError as error:
         raise ValueError(f"{path}: {error.problem}: leave one of them out") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise ValueError(f"--config {path} cannot be read: {error.strerror or error}") from None
+    except (yaml.YAMLError, RecursionError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
     if content is None:
         return {}
@@ -103,18 +114,20 @@ def parse_pairs(words: Sequence[str]) -> dict[str, Any]:
         if name in found:
             raise ValueError(f"--{name} is given twice")
         if equals:
-            found[name] = _value(text)
+            found[name] = _value(name, text)
         elif rest and not rest[0].startswith("--"):
-            found[name] = _value(rest.pop(0))
+            found[name] = _value(name, rest.pop(0))
         else:
             found[name] = True
     return found
 
 
-def _value(text: str) -> Any:
+def _value(name: str, text: str) -> Any:
+    if not text.strip():  # a variable of the shell that is not set: the default would be taken without a word
+        raise ValueError(f"--{name} is given nothing: give it a value, null, or leave it out")
     try:
         return _loaded(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         if isinstance(error, _TwiceError):
             raise ValueError(f"{text[:60]}: {error.problem}") from None
         return text
@@ -155,6 +168,8 @@ def coerced(name: str, value: Any, hint: Any) -> Any:
     options = typing.get_args(hint) if typing.get_origin(hint) in (Union, types.UnionType) else (hint,)
     if name == "tau" and value == "auto":
         return value
+    if value is False and name.endswith("_strategy"):  # YAML reads the word so
+        return "no"
     if value is None and (type(None) in options or hint is Any):
         return None
     for option in options:

@@ -50,6 +50,10 @@ class PreferSettings:
         for name, low in {"eval_lists": 1, "dev_lists": 0, "eval_every": 0, "lora_r": 1}.items():
             if getattr(self, name) is not None and getattr(self, name) < low:
                 raise ValueError(f"{name} must be at least {low}; got {getattr(self, name)}")
+        if self.data is None and self.eval_data is not None:
+            raise ValueError("eval_data means nothing without data (lists are generated): give data as well")
+        if not 0 <= self.lora_dropout < 1:
+            raise ValueError(f"lora_dropout must be at least 0 and below 1; got {self.lora_dropout}")
 
     @property
     def embedded(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -165,9 +166,20 @@ def own_reward(place: str) -> Reward:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:  # whatever the user's code does
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise ValueError(f"--reward {place}: {path} cannot be run{_line_of(error, path)}: {reason}") from error
     function = getattr(module, name, None)
     if not callable(function):
         raise ValueError(f"--reward {place}: {path} has no function {name}")
     found: Reward = function
     return found
+
+
+def _line_of(error: BaseException, path: str) -> str:
+    """Where a file of the user's failed; a SyntaxError says it itself."""
+    calls = traceback.extract_tb(error.__traceback__)
+    mine = [call.lineno for call in calls if Path(call.filename) == Path(path).resolve()]
+    return f", line {mine[-1]}" if mine else ""

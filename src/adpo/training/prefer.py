@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from itertools import count
@@ -15,7 +14,7 @@ from transformers import set_seed
 from transformers.trainer_callback import PrinterCallback
 
 from adpo.errors import NothingLearnedError
-from adpo.files import write_json
+from adpo.files import read_json, write_json
 from adpo.integrations.guards import TrainingStoppedError
 from adpo.integrations.listwise import ListwiseConfig, ListwiseTrainer, sources
 from adpo.integrations.model_card import CardFacts, write_card
@@ -72,7 +71,7 @@ def command(
     started = time.monotonic()
     if resume and out is None:
         raise ValueError("--resume needs the --out of the run to go on with")
-    known = known_settings(out) if resume and out else {}
+    known = known_settings(out, "prefer") if resume and out else {}
     of_run = known.pop("seed", 0)
     seed = of_run if seed is None else seed
     if words and not words[0].startswith("--"):
@@ -231,7 +230,7 @@ def _trained(
 def _remembered(trainer: ListwiseTrainer, table: Any, path: Path) -> Ranking:
     """How the model orders the held-out lists before training, kept for a run that is resumed."""
     if path.exists():
-        known = json.loads(path.read_text())
+        known = read_json(path, "delete it, and it is measured again")
         if known["data"] == table.fingerprint:
             return Ranking(*(torch.tensor(values) for values in known["ranking"]))
     found = trainer.rank(table, by="mean_logp")

@@ -46,6 +46,7 @@ LEAST = {
     "steps_per_generation": 1,
     "num_generations": 2,
     "num_iterations": 1,
+    "max_completion_length": 1,
 }
 EMBEDDED: dict[str, Any] = {
     "per_device_train_batch_size": 256,
@@ -101,8 +102,13 @@ def checked(kind: Callable[..., T], given: dict[str, Any]) -> T:
             raise ValueError(f"{name} must be at least {least}; got {given[name]}")
     if given.get("log_level", "passive") not in trainer_log_levels:
         raise ValueError(f"log_level must be one of {', '.join(trainer_log_levels)}; got {given['log_level']!r}")
-    if given.get("num_train_epochs") == math.inf:
-        raise ValueError("num_train_epochs must be finite; got inf")
+    steps, epochs = given.get("max_steps", -1), given.get("num_train_epochs", 1)
+    if steps < 1 and steps != -1:
+        raise ValueError(f"max_steps must be at least 1, or -1 for num_train_epochs to count; got {steps}")
+    if not 0 < epochs < math.inf:
+        raise ValueError(f"num_train_epochs must be {'finite' if epochs > 0 else 'above 0'}; got {epochs}")
+    if not given.get("learning_rate", 1e-6) >= 0:
+        raise ValueError(f"learning_rate must be at least 0; got {given['learning_rate']}")
     try:
         return kind(**given)
     except (ImportError, OSError, TypeError, ValueError) as error:
@@ -124,6 +130,8 @@ def train(order: Ordered[Asked], display: Display) -> dict[str, Any]:
     given = arguments(order.asked, folder, order.seed, _longest_answer(run, order.seed))
     config = trainer_config(run.method, given)
     settled_by_main(lambda: check_packages(config, given.get("model_init_kwargs")))
+    data.check_files(run)
+    mine = own_reward(run.reward) if run.reward else None
     with everyone.main_process_first():
         path = run.start or model_folder(run, display)
     model, tokenizer = load_model(path, given.get("model_init_kwargs"))
@@ -138,7 +146,7 @@ def train(order: Ordered[Asked], display: Display) -> dict[str, Any]:
     _enough(to_train, config)
     timed_out: Literal["mask", "zero"] = "mask" if getattr(config, "truncated", "zero") == "mask" else "zero"
     with Correct(timed_out, seconds=run.verifier_seconds) as correct:
-        reward = own_reward(run.reward) if run.reward else correct
+        reward = mine or correct
         exam = Exam(to_test, tokenizer, reward, longest, chat, batch=run.eval_batch, seed=order.seed)
         about = run.data or f"{run.task}, level {run.level}"
         display.say(

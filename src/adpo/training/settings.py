@@ -73,12 +73,16 @@ class RunSettings:
             raise ValueError("levels means nothing to rows for a reward function of your own: leave it out")
         if self.start is not None and self.use_peft:
             raise ValueError("start and use_peft: an adapter begins anew; give the weights as model instead")
+        if self.data is None and self.eval_data is not None:
+            raise ValueError("eval_data means nothing without data (problems are generated): give data as well")
         if self.embedded and self.data is not None:
             raise ValueError("the embedded model knows generated tasks only: give a --model for --data")
         least = {"eval_problems": 1, "dev_problems": 0, "eval_every": 0, "eval_batch": 1, "lora_r": 1}
         for name, low in {**least, "train_problems": 1}.items():
             if getattr(self, name) is not None and getattr(self, name) < low:
                 raise ValueError(f"{name} must be at least {low}; got {getattr(self, name)}")
+        if not 0 <= self.lora_dropout < 1:
+            raise ValueError(f"lora_dropout must be at least 0 and below 1; got {self.lora_dropout}")
         if self.verifier_seconds <= 0:
             raise ValueError(f"verifier_seconds must be positive; got {self.verifier_seconds}")
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from adpo.files import read_json
 from adpo.integrations.model_card import write_card
 from adpo.integrations.sharding import is_sharded
 from adpo.training.display import Display
@@ -64,7 +65,7 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         self.trainer.accelerator.wait_for_everyone()
         note = self.folder / BEST / NOTE
         if note.exists():
-            known = json.loads(note.read_text())
+            known = read_json(note, f"delete {note.parent} to go on without the best model so far")
             self.best, self.best_step = known["value"], known["step"]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002

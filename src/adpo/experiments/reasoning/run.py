@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from adpo.experiments.cells import Cell, Job, Report, fingerprint, seeds_from
+from adpo.experiments.cells import Cell, Job, Report, check_folder, fingerprint, seeds_from
 from adpo.experiments.reasoning import comparisons, known, parts, problems, summary, trial, warmup
 from adpo.experiments.reasoning.answers import WATCHED
 from adpo.experiments.reasoning.figures import draw
@@ -74,6 +74,7 @@ def reproduce(
     if order.studies is not None:
         _each_once("studies", order.studies, preset.studies())
     listed = [] if order.known is None else known.read(order.known)
+    check_folder(order.out, order.resume)  # the start may take a minute to make
     place = placed(preset, order)
     weights = place.start.digest()
     description = {"experiment": "reasoning", "preset": name, "weights": weights, **preset.described()}

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from difflib import get_close_matches
 from typing import Any
+
+from transformers import GenerationConfig
 
 OF_A_LOSS = "it shapes a loss that ADPO does not use"
 MEANINGLESS: dict[str, str] = {
@@ -89,13 +92,22 @@ EXPECTED = {
 }
 
 
-def check_sampling_arguments(args: Any) -> None:
-    """Of `ADPOConfig` and of the methods of TRL: samples are drawn as the log-probabilities are computed."""
+def check_generation_kwargs(args: Any) -> None:
+    """Of arguments that have settled: TRL takes them as JSON, too."""
+    known = [name for name in vars(GenerationConfig()) if not name.startswith("_")]
     for key in args.generation_kwargs or ():
+        if not args.use_vllm and key not in known and key not in OWN_ARGUMENTS:  # vLLM refuses unknown ones itself
+            close = get_close_matches(key, known, n=1)
+            hint = f"did you mean {close[0]}?" if close else "see GenerationConfig of transformers"
+            raise ValueError(f"generation_kwargs: {key} has no effect where transformers sample; {hint}")
         if key in OWN_ARGUMENTS:
             raise ValueError(
                 f"generation_kwargs: {key} is refused: only the sampler would know of it; set {OWN_ARGUMENTS[key]}"
             )
+
+
+def check_sampling_arguments(args: Any) -> None:
+    """Of `ADPOConfig` and of the methods of TRL: samples are drawn as the log-probabilities are computed."""
     for name, fine in {
         "temperature": args.temperature > 0,
         "top_p": 0 < args.top_p <= 1,

@@ -26,6 +26,7 @@ from adpo.integrations.accepted import limit_rows, refuse_liger, refuse_pictures
 from adpo.integrations.forms import NARROW
 from adpo.integrations.policies import refuse_kind, refuse_tokenizer
 from adpo.integrations.sharding import SHARDED
+from adpo.integrations.trl.arguments import check_generation_kwargs
 from adpo.integrations.trl.resume import ExactResume
 from adpo.integrations.trl.vllm import check_vllm, failures_in_one_line
 from adpo.lm.decoding import PADDED_TO, Decoder, padded, up_to_end
@@ -56,6 +57,7 @@ class SamplingForm:
     )
 
     def check_sampling(self) -> None:
+        check_generation_kwargs(self)
         if self.sampling_rows is None:
             return
         if self.sampling_rows < 1:
