@@ -120,3 +120,13 @@ def test_models_of_more_than_text(tmp_path, entry, kind):
     model = tiny_lm.model()
     model.config.get_text_config = lambda *_, **__: AutoConfig.for_model(kind).get_text_config()
     assert "takes pictures or sound: load the language model in it" in complaint_of(entry, tmp_path, model=model)
+
+
+def test_a_router_loss_that_trl_cannot_compute(tmp_path):
+    model = model_of("phimoe", num_local_experts=4)
+    with pytest.raises(
+        ValueError, match=r"TRL's router loss looks for num_experts.* set router_aux_loss_coef to 0"
+    ):
+        made("grpo", tmp_path, model=model)
+    trainer = made("grpo", tmp_path, model=model_of("phimoe", num_local_experts=4), router_aux_loss_coef=0.0)
+    assert trainer.train().global_step == 2

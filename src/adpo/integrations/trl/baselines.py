@@ -76,6 +76,7 @@ class FastGRPOTrainer(Observed):
 
     def __init__(self, model: Any, reward_funcs: Any, args: FastGRPOConfig, **rest: Any) -> None:
         super().__init__(model, reward_funcs, args, **rest)
+        self._refuse_router_loss_of_other_names()
         self.step_guard = RefuseBadSteps(self, REFUSED_IN_A_ROW)
         self.add_callback(self.step_guard)
         self._waiting: list[Rows] = []  # micro-batches of one rollout and one optimizer step
@@ -83,6 +84,14 @@ class FastGRPOTrainer(Observed):
         terms = self._entropy_bonus_enabled or self.aux_loss_enabled or self.top_entropy_quantile < 1
         self._other_terms = bool(self.beta or self._entropy_bonus_enabled or self.aux_loss_enabled)
         self._own_passes = self.scorer.packs and self.accelerator.num_processes == 1 and not terms
+
+    def _refuse_router_loss_of_other_names(self) -> None:
+        policy = self.accelerator.unwrap_model(self.model)
+        if self.aux_loss_enabled and not hasattr(policy.config.get_text_config(), "num_experts"):
+            raise ValueError(
+                f"TRL's router loss looks for num_experts, which the configuration of {type(policy).__name__} "
+                "lacks: set router_aux_loss_coef to 0"
+            )
 
     def _generate(self, prompts: list[Any]) -> Any:
         found = super()._generate(prompts)
