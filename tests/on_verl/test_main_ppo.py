@@ -170,6 +170,12 @@ def test_tools_and_environments(two_runs):
         assert all(re.search(r"tool\nat \d\nassistant\n", row["output"]) for row in rollouts(two_runs, step))
 
 
+def test_chat_templates(two_runs):
+    """Prompts are messages in the data; the policy reads them as its template puts them."""
+    for row in rollouts(two_runs, 1):
+        assert re.fullmatch(r"user\n\d\+\d=\nassistant\n", row["input"])
+
+
 def test_an_awaited_reward_in_parts(two_runs):
     for row in rollouts(two_runs, 1):
         digits = sum(letter.isdigit() for letter in row["output"])

@@ -146,8 +146,8 @@ def _numbers(rewards: Sequence[Rewards]) -> list[list[float]]:
 @contextmanager
 def _drawing_aside() -> Iterator[None]:
     """Random numbers go on as if nothing had been drawn: a resumed run, which knows the answers, draws nothing."""
-    drawn, of_numpy = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng():
+    drawn, of_numpy, device = random.getstate(), np.random.get_state(), PartialState().device
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):  # not those of other processes
         yield
     random.setstate(drawn)
     np.random.set_state(of_numpy)
