@@ -40,9 +40,9 @@ class Settings:
     rows_per_pass: int = 64  # rows in one forward and backward pass; it changes memory, never the gradient
     max_new_tokens: int = 16
     sampling_temperature: float = 1.0
-    tau: float = 0.5  # anchoring temperature
+    tau: float = 0.3  # anchoring temperature
     beta: float = 0.5  # of the Boltzmann target softmax(reward / beta)
-    learning_rate: float = 3e-4
+    learning_rate: float = 1e-4
     max_gradient_norm: float = 1.0
     evaluate_every: int = 20
     test_problems: int = 300
