@@ -127,6 +127,7 @@ WORKERS = {
         folder, "adpo", digits, **VLLM, **KEPT, peft=lora(), vllm_enable_sleep_mode=True
     ),
     "fp16 adpo": lambda folder: trained(folder, "adpo", digits, bf16=False, fp16=True, **KEPT),
+    "fp16 grpo": lambda folder: trained(folder, "grpo", digits, bf16=False, fp16=True),
     "fp16 adpo equal": lambda folder: trained(folder, "adpo", same, bf16=False, fp16=True, **KEPT),
     "fp16 grpo equal": lambda folder: trained(folder, "grpo", same, bf16=False, fp16=True),
     "own decoder": lambda folder: trained(folder, "adpo", digits, **KEPT, record_sampling=True),
@@ -161,7 +162,9 @@ def run(folder, name):
     return json.loads(found.stdout.strip().splitlines()[-1])
 
 
-@pytest.mark.parametrize("name", ["vllm adpo", "vllm grpo", "own decoder", "continuous batching", "fp16 adpo"])
+@pytest.mark.parametrize(
+    "name", ["vllm adpo", "vllm grpo", "own decoder", "continuous batching", "fp16 adpo", "fp16 grpo"]
+)
 def test_runs_that_learn(folder, name):
     found = run(folder, name)
     assert found["moved"] is True
