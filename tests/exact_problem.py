@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 import adpo
-from adpo.exact import backward
+from adpo.exact import Parallel, backward
 
 OBJECTIVES = {
     "boltzmann": adpo.Objective(adpo.boltzmann(0.5), tau=0.7),
@@ -93,8 +93,7 @@ def worker(name, at_anchor, wrapped, per_group_tau, share, out):
         anchor[mine],
         tau=problem.tau if per_group_tau else None,
         at_anchor=at_anchor,
-        averaging=wrapped,
-        no_sync=model.no_sync if wrapped else adpo.exact.nullcontext,
+        parallel=Parallel(averaging=True, no_sync=model.no_sync) if wrapped else Parallel(),
         rewards=problem.rewards[mine],
     )
     gradients = [

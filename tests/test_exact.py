@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import adpo
-from adpo.exact import backward, coefficients
+from adpo.exact import Parallel, backward, coefficients
 from exact_problem import OBJECTIVES, Problem
 
 
@@ -208,9 +208,9 @@ REFUSED = {
     "anchor_logp must be [rows] = ": lambda: refused(anchor_logp=torch.zeros(3)),
     "labels must be [groups] = [5]; got [2]": lambda: refused(labels=torch.zeros(2)),
     "leave padding rows out": lambda: refused(mask=torch.ones(3)),
-    "without averaging=True": lambda: refused(no_sync=Wrapper().no_sync),
+    "without averaging=True": lambda: refused(parallel=Parallel(no_sync=Wrapper().no_sync)),
     "build DistributedDataParallel with broadcast_buffers=False": lambda: refused(
-        no_sync=Wrapper().no_sync, averaging=True
+        parallel=Parallel(no_sync=Wrapper().no_sync, averaging=True)
     ),
 }
 
@@ -319,3 +319,21 @@ def test_coefficients_of_rows_are_those_of_the_table():
     table = objective.coefficients(logp, anchor, rewards=rewards)
     torch.testing.assert_close(found.coefficients, table.reshape(-1)[order])
     torch.testing.assert_close(found.loss, objective.loss(logp, anchor, rewards=rewards))
+
+
+def test_former_arguments_still_work():
+    """For one version, with a warning that says what to write."""
+    new, old = Problem(), Problem()
+    given = {"at_anchor": True, "rewards": new.rewards}
+    backward(
+        OBJECTIVES["ranking"],
+        new.score,
+        new.partition(3),
+        new.ids,
+        parallel=Parallel(averaging=True),
+        **given,
+    )
+    with pytest.warns(DeprecationWarning, match=r"parallel=exact\.Parallel\(averaging="):
+        backward(OBJECTIVES["ranking"], old.score, old.partition(3), old.ids, averaging=True, **given)
+    assert gradients(new)[0].any()
+    assert all(torch.equal(a, b) for a, b in zip(gradients(new), gradients(old), strict=True))

@@ -57,8 +57,9 @@ def worker(at_anchor):
             fully_shard(layer, mesh=mesh)
         return fully_shard(model, mesh=mesh)
 
+    together = exact.Parallel(averaging=True, lockstep=True)
     rows = torch.arange(1) if dist.get_rank() == 0 else torch.arange(1, len(GROUPS))
-    model = accumulated(test_packed.model("qwen3"), rows, at_anchor, wrap=sharded, averaging=True, lockstep=True)
+    model = accumulated(test_packed.model("qwen3"), rows, at_anchor, wrap=sharded, parallel=together)
     expected = accumulated_alone(at_anchor)
     off = [
         float((mine.grad.full_tensor() - other.grad).abs().max())
