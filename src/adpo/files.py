@@ -14,7 +14,7 @@ def check_place(path: Path) -> None:
     if path.is_dir():
         raise ValueError(f"--out {path} is a folder; expected a file")
     if not path.parent.is_dir():
-        raise ValueError(f"--out {path}: {path.parent} is not a folder")
+        raise ValueError(f"--out {path}: there is no folder {path.parent}")
     if not os.access(path.parent, os.W_OK):
         raise ValueError(f"--out {path}: nothing can be written to {path.parent}")
 

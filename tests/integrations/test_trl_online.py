@@ -324,7 +324,9 @@ def test_truncated_completions(tmp_path, rule, monkeypatch):
     assert logged.get("adpo/live", 0.0) == (1.0 if moved else 0.0)
 
 
-@pytest.mark.parametrize(("stops", "lengths"), [({}, 4), ({"stop": ["</answer>"]}, 4), ({"stop": ["."]}, LENGTH)])
+@pytest.mark.parametrize(
+    ("stops", "lengths"), [({}, 4), ({"stop_strings": ["</answer>"]}, 4), ({"stop_strings": ["."]}, LENGTH)]
+)
 def test_completions_that_a_word_ends_are_not_truncated(tmp_path, stops, lengths, monkeypatch):
     digit, plus = 2, 2 + tiny_lm.CHARACTERS.index("+")
     monkeypatch.setattr(sys.modules[__name__], "completion", lambda _, row: [plus if row % 2 else digit] * lengths)

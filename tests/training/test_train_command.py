@@ -389,7 +389,7 @@ def test_eval_of_any_model_on_any_data(typed, model, tmp_path):
     assert found[1]["greedy"] == found[2]["greedy"]
     assert found[1]["sampled"] != found[2]["sampled"]
     for out, complaint in (
-        (tmp_path / "no" / "where.json", "is not a folder"),
+        (tmp_path / "no" / "where.json", "there is no folder"),
         (tmp_path, "is a folder; expected"),
     ):
         code, _, errors = typed("eval", model, "--out", out)
