@@ -46,7 +46,7 @@ class Parallel:
     averaging: bool = False
     lockstep: bool = False
     no_sync: Callable[[], AbstractContextManager[object]] = nullcontext
-    back_propagate: Callable[[Tensor], object] = Tensor.backward
+    back_propagate: Callable[[Tensor], object] = lambda loss: loss.backward()  # type: ignore[no-untyped-call]
 
     def __post_init__(self) -> None:
         """Refuse what would hang or silently scale the gradient under `DistributedDataParallel`."""
