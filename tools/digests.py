@@ -23,27 +23,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-TRAIN = ["--seed", "0", "--max_steps", "40", "--eval_problems", "40", "--dev_problems", "40"]
+TRAIN = [
+    *("train", "--model", "{start}", "--data", "{work}/sums.jsonl", "--reward", "{work}/reward.py:right"),
+    *("--seed", "0", "--max_steps", "40", "--eval_problems", "40", "--dev_problems", "40"),
+    *("--max_completion_length", "6", "--per_device_train_batch_size", "64", "--num_generations", "16"),
+    *("--learning_rate", "3e-4"),
+]
 LISTS = ["--seed", "0", "--max_steps", "20"]
 JOBS: dict[str, list[str]] = {  # {start} is the model that runs begin with, {out} the folder of the run
-    "train": ["train", "--model", "{start}", "--task", "arithmetic", *TRAIN],
-    "train with two updates": [
-        "train",
-        "--model",
-        "{start}",
-        "--task",
-        "arithmetic",
-        "--num_iterations",
-        "2",
-        *TRAIN,
-    ],
-    "train packed": ["train", "--model", "{start}", "--task", "arithmetic", "--scoring", "packed", *TRAIN],
-    "train anchor ema": ["train", "--model", "{start}", "--task", "arithmetic", "--anchor", "ema", *TRAIN],
-    "train grpo": ["train", "--method", "grpo", "--model", "{start}", "--task", "arithmetic", *TRAIN],
-    "train with backtracking": [
-        *("train", "--model", "{start}", "--task", "arithmetic", "--num_iterations", "2"),
-        *("--backtracking", "true", *TRAIN),
-    ],
+    "train": TRAIN,
+    "train with two updates": [*TRAIN, "--num_iterations", "2"],
+    "train packed": [*TRAIN, "--scoring", "packed"],
+    "train anchor ema": [*TRAIN, "--anchor", "ema"],
+    "train lora": [*TRAIN, "--use_peft"],
+    "train grpo": [*TRAIN, "--method", "grpo"],
+    "train with backtracking": [*TRAIN, "--num_iterations", "2", "--backtracking", "true"],
     "prefer": ["prefer", "--model", "{start}", *LISTS],
     "prefer packed": ["prefer", "--model", "{start}", "--scoring", "packed", "--target", "boltzmann", *LISTS],
     "geometry": ["reproduce", "geometry"],
@@ -51,6 +45,12 @@ JOBS: dict[str, list[str]] = {  # {start} is the model that runs begin with, {ou
     "distill": ["reproduce", "distill", "--preset", "smoke", "--workers", "1"],
     "reasoning": ["reproduce", "reasoning", "--preset", "smoke", "--workers", "1"],
 }
+REWARD = """
+def right(completions, sum, **_):
+    \"\"\"The share of the digits that are right, for a reward that most groups differ in.\"\"\"
+    pairs = zip(completions, sum)
+    return [len([1 for a, b in zip(text, value) if a == b]) / max(len(text), len(value)) for text, value in pairs]
+"""
 NOT_COMPARED = (
     "second",
     "minute",
@@ -88,7 +88,12 @@ print(json.dumps(found))
 
 def compute(source: Path, work: Path, only: list[str]) -> dict[str, Any]:
     """The digest of every job, run from a checkout."""
+    work = work.resolve()
     work.mkdir(parents=True, exist_ok=True)
+    pairs = [(a, b) for a in range(10, 60) for b in range(11, 31)]
+    rows = ({"prompt": f"{a}+{b}=", "sum": str(a + b)} for a, b in pairs)
+    (work / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (work / "reward.py").write_text(REWARD)
     environment = {
         **os.environ,
         "PYTHONPATH": str(source.resolve() / "src"),
@@ -103,7 +108,7 @@ def compute(source: Path, work: Path, only: list[str]) -> dict[str, Any]:
             continue
         out = work / "out"
         shutil.rmtree(out, ignore_errors=True)
-        _run([word.format(start=start) for word in words] + ["--out", str(out)], environment)
+        _run([word.format(start=start, work=work) for word in words] + ["--out", str(out)], environment)
         found[name] = weights(out) if words[0] in ("train", "prefer") else numbers(out / "results.json")
         print(f"{name}: {found[name]}", flush=True)
     if not only or "options" in only:
@@ -130,15 +135,14 @@ def _start(work: Path, environment: dict[str, str]) -> Path:
 
 
 def _run(words: list[str], environment: dict[str, str]) -> None:
-    """A run may end with 1 where nothing was learnt; what it computed is compared all the same."""
     done = subprocess.run([sys.executable, "-m", "adpo", *words], env=environment, capture_output=True, text=True)
-    if done.returncode not in (0, 1):
+    if done.returncode:
         sys.exit(f"adpo {' '.join(words)}\nended with {done.returncode}\n{done.stderr[-2000:]}")
 
 
 def weights(out: Path) -> str:
-    """Of every file of weights that a run leaves, checkpoints aside."""
-    files = sorted(p for p in out.rglob("*.safetensors") if not any("checkpoint" in part for part in p.parts))
+    """Of every model and adapter that a run leaves, those of checkpoints too."""
+    files = sorted(p for p in out.rglob("*.safetensors") if p.stem in ("model", "adapter_model"))
     if not files:
         sys.exit(f"{out} holds no weights")
     digest = hashlib.sha256()
