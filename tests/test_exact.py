@@ -322,18 +322,15 @@ def test_coefficients_of_rows_are_those_of_the_table():
 
 
 def test_former_arguments_still_work():
-    """For one version, with a warning that says what to write."""
-    new, old = Problem(), Problem()
-    given = {"at_anchor": True, "rewards": new.rewards}
-    backward(
-        OBJECTIVES["ranking"],
-        new.score,
-        new.partition(3),
-        new.ids,
-        parallel=Parallel(averaging=True),
-        **given,
-    )
-    with pytest.warns(DeprecationWarning, match=r"parallel=exact\.Parallel\(averaging="):
-        backward(OBJECTIVES["ranking"], old.score, old.partition(3), old.ids, averaging=True, **given)
-    assert gradients(new)[0].any()
-    assert all(torch.equal(a, b) for a, b in zip(gradients(new), gradients(old), strict=True))
+    """For one version, with a warning that says what to write; they reach what they are for."""
+    problem, losses = Problem(), []
+    given = (OBJECTIVES["ranking"], problem.score, problem.partition(3), problem.ids)
+    with pytest.warns(DeprecationWarning, match=r"parallel=exact\.Parallel\(back_propagate="):
+        backward(*given, back_propagate=losses.append, at_anchor=True, rewards=problem.rewards)
+    assert all(gradient is None for gradient in gradients(problem))
+    sum(losses).backward()
+    found = [gradient.clone() for gradient in gradients(problem)]
+    problem.model.zero_grad()
+    backward(*given, parallel=Parallel(), at_anchor=True, rewards=problem.rewards)
+    assert found[0].any()
+    torch.testing.assert_close(found, gradients(problem))
