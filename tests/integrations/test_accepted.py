@@ -242,9 +242,9 @@ def test_an_output_layer_in_float32_is_one_when_packed_too(tmp_path, weights, ti
             "completion_ids": torch.tensor([[4, 5, 6, 1], [7, 1, 0, 0]]),
             "completion_mask": torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]]),
         }
-        found = trainer._logp(trainer.model, rows)
+        found = trainer.row_scorer.logp(trainer.model, rows)
         if scoring == "packed":
-            total, known = trainer._weighted_logp(trainer.model, rows, torch.tensor([1.0, 1.0]))
+            total, known = trainer.row_scorer.weighted(trainer.model, rows, torch.tensor([1.0, 1.0]))
             torch.testing.assert_close(known.double(), found.detach(), rtol=0, atol=1e-6)
             assert total.requires_grad
         return found.detach()

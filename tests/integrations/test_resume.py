@@ -6,11 +6,10 @@ import pytest
 import tiny_lm
 import torch
 from datasets import Dataset
-from trl import GRPOConfig
 
 from adpo.integrations import checkpoints
-from adpo.integrations.trl import ADPOConfig, ADPOTrainer
-from adpo.integrations.trl.resume import ExactResume
+from adpo.integrations.trl import ADPOConfig, ADPOTrainer, TrainingStoppedError
+from adpo.integrations.trl.baselines import FastGRPOConfig, FastGRPOTrainer
 
 PROMPTS = [{"prompt": f"{i}+{i + 1}="} for i in range(5)]
 TIMES = ("step_time", "train_runtime", "train_samples_per_second", "train_steps_per_second")
@@ -43,7 +42,7 @@ def trained(folder, steps, resume=False, trainer=ADPOTrainer, peft=False, **opti
     if trainer is ADPOTrainer:  # few completions end by themselves: without their rewards nothing would be learnt
         config = ADPOConfig(**{"truncated": "keep", **arguments})
     else:
-        config = GRPOConfig(**arguments)
+        config = FastGRPOConfig(**arguments)
     lora = None
     if peft:
         from peft import LoraConfig
@@ -87,8 +86,8 @@ RUNS = {
     "accumulation": {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "num_iterations": 2},
     "steps taken back": TAKEN_BACK,
     "steps taken back, in bfloat16": {**TAKEN_BACK, "bf16": True},
-    "grpo": {"trainer": ExactResume, "num_iterations": 2},
-    "grpo with a reference": {"trainer": ExactResume, "loss_type": "dr_grpo", "num_iterations": 3},
+    "grpo": {"trainer": FastGRPOTrainer, "num_iterations": 2},
+    "grpo with a reference": {"trainer": FastGRPOTrainer, "loss_type": "dr_grpo", "num_iterations": 3},
 }
 
 
@@ -221,7 +220,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run_in_one_line(tmp_path, 
     target = {"torch": (torch, "save"), "safetensors": (state, "save_file"), "json": (state, "save")}[failing]
     options = {"anchor": "ema"} if failing == "safetensors" else {}
     monkeypatch.setattr(*target, refuse)
-    with pytest.raises(checkpoints.TrainingStoppedError, match="step 1 could not be written") as caught:
+    with pytest.raises(TrainingStoppedError, match="step 1 could not be written") as caught:
         trained(tmp_path, 3, **options)
     assert "checkpoint-1 is whole" in str(caught.value)
     assert {p: p.read_bytes() for p in (tmp_path / "checkpoint-1").rglob("*") if p.is_file()} == whole

@@ -8,7 +8,7 @@ from datasets import Dataset
 
 from adpo.integrations.trl import ADPOConfig, ADPOTrainer
 from adpo.integrations.trl.baselines import FastGRPOConfig, FastGRPOTrainer
-from adpo.integrations.trl.sampling import Sampling
+from adpo.integrations.trl.sampling import PolicySampler
 from adpo.lm.decoding import PADDED_TO
 
 KINDS = {"adpo": (ADPOTrainer, ADPOConfig), "grpo": (FastGRPOTrainer, FastGRPOConfig)}
@@ -39,16 +39,16 @@ def sample(of, prompts):
 @pytest.fixture
 def anywhere(monkeypatch):
     """The cache of fixed size without a GPU, where transformers compiles nothing."""
-    monkeypatch.setattr(Sampling, "_why_not_compiled", lambda _: None)
+    monkeypatch.setattr(PolicySampler, "_why_not_compiled", lambda _: None)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_same_tokens_as_from_a_growing_cache(tmp_path, monkeypatch, kind):
     prompts = [[2, 3, 4], [5], [6, 7, 8, 9], [2, 2]]
     plain = trainer(tmp_path / "a", kind)
-    assert plain.why_not_compiled == "no GPU"
+    assert plain.policy_sampler.why_not_compiled == "no GPU"
     expected = sample(plain, prompts)
-    monkeypatch.setattr(Sampling, "_why_not_compiled", lambda _: None)
+    monkeypatch.setattr(PolicySampler, "_why_not_compiled", lambda _: None)
     fixed = trainer(tmp_path / "b", kind)
     assert fixed.pad_to_multiple_of == PADDED_TO
     caches = watch(fixed, monkeypatch)
@@ -98,7 +98,7 @@ def test_weights_in_float32_are_sampled_from_a_copy_in_the_precision_of_passes(t
     assert seen == [(False, True), (False, True)]  # made anew before the second rollout
     assert any(not torch.equal(now, before) for now, before in zip(policy.parameters(), start, strict=True))
     assert all(value.dtype == torch.float32 for value in policy.parameters())
-    assert "from a copy of the policy in torch.bfloat16" in made.how_sampled()
+    assert "from a copy of the policy in torch.bfloat16" in made.policy_sampler.description()
     assert made.model_wrapped is not made._copy
     for (name, mine), theirs in zip(made._copy.named_buffers(), policy.buffers(), strict=True):
         assert torch.equal(mine, theirs), name  # frequencies of positions are not rounded
@@ -149,7 +149,7 @@ def test_what_fails_once_is_not_tried_again(tmp_path, monkeypatch, caplog):
     assert len(sample(made, [[2], [3, 4]])) == 2
     assert len(sample(made, [[2], [3, 4]])) == 2
     assert [cache for cache, _ in caches] == ["static", None, None]
-    assert made.how_sampled() == "by the means of TRL (RuntimeError: no such graph)"
+    assert made.policy_sampler.description() == "by the means of TRL (RuntimeError: no such graph)"
     assert sum("going on without" in line for line in caplog.messages) == 1
 
 
@@ -157,37 +157,37 @@ def test_what_fails_once_is_not_tried_again(tmp_path, monkeypatch, caplog):
 @pytest.mark.parametrize("bf16", [False, True])
 def test_steps_that_are_recorded_train_as_well(tmp_path, monkeypatch, kind, bf16):
     """Without a GPU they are taken one by one, the rest is the same."""
-    monkeypatch.setattr(Sampling, "_why_no_fixed_cache", lambda _: None)
+    monkeypatch.setattr(PolicySampler, "_why_no_fixed_cache", lambda _: None)
     made = trainer(tmp_path, kind, record_sampling=True, max_steps=2, learning_rate=0.1, bf16=bf16)
-    assert made.how_sampled().startswith("steps recorded as a graph")
-    assert ("copy of the policy" in made.how_sampled()) == bf16
+    assert made.policy_sampler.description().startswith("steps recorded as a graph")
+    assert ("copy of the policy" in made.policy_sampler.description()) == bf16
     policy = made.accelerator.unwrap_model(made.model)
     monkeypatch.setattr(type(policy), "generate", lambda *_, **__: 1 / 0)
     start = [value.clone() for value in policy.parameters()]
     made.train()
     assert made.state.global_step == 2
-    assert len(made._decoders) == 1
+    assert len(made.policy_sampler._decoders) == 1
     assert any(not torch.equal(now, before) for now, before in zip(policy.parameters(), start, strict=True))
     said = sample(made, [[2, 3, 4], [5], [6, 7, 8, 9], [2, 2]])
     assert all(1 <= len(each) <= 6 for each in said)
     assert not any(token in made.eos_token_ids for each in said for token in each[:-1])
     for length in (65, 129, 193, 257):
         sample(made, [[2] * length, [3]])
-    assert len(made._decoders) == 3  # the graphs of old sizes are let go
+    assert len(made.policy_sampler._decoders) == 3  # the graphs of old sizes are let go
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("recorded", [False, True])
 def test_a_rollout_is_sampled_in_parts_where_memory_is_short(tmp_path, monkeypatch, kind, recorded):
     if recorded:
-        monkeypatch.setattr(Sampling, "_why_no_fixed_cache", lambda _: None)
+        monkeypatch.setattr(PolicySampler, "_why_no_fixed_cache", lambda _: None)
     given = {"record_sampling": recorded, "temperature": 1e-4, "max_steps": 2}  # nothing is left to chance
     whole = trainer(tmp_path / "a", kind, **given)
     parts = trainer(tmp_path / "b", kind, sampling_rows=3, **given)
     prompts = [[2, 3, 4], [5], [6, 7, 8, 9], [2, 2], [7]]
     sizes = []
-    plain = Sampling._sampled
-    monkeypatch.setattr(Sampling, "_sampled", lambda *given: sizes.append(len(given[1])) or plain(*given))
+    plain = PolicySampler._sampled
+    monkeypatch.setattr(PolicySampler, "_sampled", lambda *given: sizes.append(len(given[1])) or plain(*given))
     assert sample(parts, prompts) == sample(whole, prompts)
     assert sizes == [3, 2, 5]
     parts.train()

@@ -15,8 +15,8 @@ from trl import GRPOTrainer
 from adpo.anchors import EMA
 from adpo.integrations.auto_tau import AutoTau
 from adpo.integrations.guards import GuardedRewards
-from adpo.integrations.trl import ADPOConfig, ADPOTrainer, TrainingStoppedError
-from adpo.integrations.trl.rows import kept
+from adpo.integrations.trl import ADPOConfig, ADPOTrainer, TrainingStoppedError, anchoring
+from adpo.integrations.trl.anchoring import KLBudget
 
 
 def logged(trainer, name):
@@ -305,19 +305,20 @@ def test_the_kl_budget_is_in_nats_a_completion(tmp_path, monkeypatch, tools):
     """Also where the loss looks at the mean over tokens, and where tools have written some of them."""
     seen = []
 
-    class Watching(online.Fixed):
-        def _watch_budget(self, batch, start):
+    class Watched(KLBudget):
+        def measure(self, rows):
             if tools:
-                batch["tool_mask"] = batch["completion_mask"].clone()
-                batch["tool_mask"][:, ::2] = 0
-            super()._watch_budget(batch, start)
-            reduction, self.args.logp_reduction = self.args.logp_reduction, "sum"
-            rows = kept(batch)
-            moved = self._scored(self.model, rows) - start.logp(lambda _: self._scored(self.model, rows))
-            self.args.logp_reduction = reduction
+                rows["tool_mask"] = rows["completion_mask"].clone()
+                rows["tool_mask"][:, ::2] = 0
+            distance = super().measure(rows)
+            scorer = self._logp_of.__self__.row_scorer
+            reduction, scorer.reduction = scorer.reduction, "sum"
+            moved = self._logp_of(rows) - self.start.logp(lambda _: self._logp_of(rows))
+            scorer.reduction = reduction
             seen.append(float(moved.mean()))
+            return distance
 
-    monkeypatch.setattr(online, "Fixed", Watching)
+    monkeypatch.setattr(anchoring, "KLBudget", Watched)
     options = {"num_iterations": 1, "kl_budget": 1000.0, "logp_reduction": "mean", "learning_rate": 0.5}
     trainer = trained(tmp_path, 4, 4, steps=3, **options)
     assert abs(seen[-1]) > 1e-3
@@ -375,9 +376,9 @@ def test_a_resumed_run_ends_where_an_uninterrupted_one_does(tmp_path, options):
     assert logged(resumed, "adpo/tau")[-1] == logged(whole, "adpo/tau")[-1]
     for mine, theirs in zip(weights(resumed), weights(whole), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-6)
-    for name, policy in whole._kept_policies.items():
+    for name, policy in whole.kept_policies.items():
         for key, value in policy.shadow.items():
-            torch.testing.assert_close(resumed._kept_policies[name].shadow[key], value)
+            torch.testing.assert_close(resumed.kept_policies[name].shadow[key], value)
 
 
 def test_a_checkpoint_of_other_options_is_refused(tmp_path):
@@ -446,7 +447,7 @@ class Counting(online.Fixed):
         super().__init__(*arguments, **options)
 
     def _get_per_token_logps_and_entropies(self, model, input_ids, *rest, **options):
-        if not self._sampling:
+        if not self.row_scorer.skip:
             self.passes.append((self.state.global_step, len(input_ids), torch.is_grad_enabled()))
         return super()._get_per_token_logps_and_entropies(model, input_ids, *rest, **options)
 

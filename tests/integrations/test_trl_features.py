@@ -94,7 +94,7 @@ def test_two_rewards_are_added_by_their_weights_and_none_counts_as_nothing(tmp_p
 
     def kept(inputs, prompts, completions, ids):
         found = plain(inputs, prompts, completions, ids)
-        seen.append((completions, trainer._rewards.clone()))
+        seen.append((completions, trainer.rewards.clone()))
         return found
 
     trainer._calculate_rewards = kept

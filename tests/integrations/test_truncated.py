@@ -63,12 +63,11 @@ finite = st.floats(-5, 5, width=32)
 @given(st.lists(st.tuples(finite, st.booleans()), min_size=2, max_size=6))
 def test_for_any_rewards_and_any_cuts(rows):
     """The rule by itself: nobody who was cut is above 0, above what it had, or above anybody who was not."""
-    from adpo.integrations.trl.rollouts import Rollouts
+    from adpo.integrations.trl.members import no_better_than_uncut
 
     rewards, cut = (torch.tensor(column) for column in zip(*rows, strict=True))
-    trainer = SimpleNamespace(accelerator=SimpleNamespace(gather=lambda values: values), num_generations=len(rows))
     member = torch.ones_like(cut)
-    found = Rollouts._no_better_than_uncut(trainer, rewards, member, cut, 0)
+    found = no_better_than_uncut(rewards, member, cut, first=0, size=len(rows), gather=lambda values: values)
     assert torch.equal(found[~cut], rewards[~cut])
     assert bool((found[cut] <= rewards[cut]).all())
     assert bool((found[cut] <= 0).all())

@@ -1,7 +1,5 @@
 """What trainers and measures say about a group agrees with the core on what is tied."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
@@ -30,14 +28,14 @@ def test_best_and_worst_of_a_list():
 
 def test_best_and_worst_of_a_rollout():
     pytest.importorskip("trl")
-    from adpo.integrations.trl.rollouts import Rollouts
+    from adpo.integrations.trl.members import extremes
 
-    trainer = SimpleNamespace(accelerator=SimpleNamespace(gather=lambda x: x), num_generations=3)
-    best, worst = Rollouts._extremes(trainer, REWARDS, torch.ones(6, dtype=torch.bool), 0)
+    of_groups = {"first": 0, "size": 3, "gather": lambda values: values}
+    best, worst = extremes(REWARDS, torch.ones(6, dtype=torch.bool), **of_groups)
     assert best.tolist() == [0.5, 0.5, 0, 0, 0, 0]
     assert worst.tolist() == [0, 0, 1, 0, 0, 0]
     member = torch.tensor([True, False, True, True, True, True])
-    best, _ = Rollouts._extremes(trainer, REWARDS, member, 0)
+    best, _ = extremes(REWARDS, member, **of_groups)
     assert best.tolist() == [1, 0, 0, 0, 0, 0]
 
 

@@ -19,7 +19,7 @@ import torch
 import triton.language as tl
 from triton.runtime import interpreter
 
-LIFTED = ("adpo.training.packages", "adpo.integrations.listwise.trainer", "adpo.integrations.trl.sampling")
+LIFTED = ("adpo.training.packages", "adpo.integrations.listwise.trainer", "adpo.integrations.trl.base")
 
 
 def give_kernels_float32():

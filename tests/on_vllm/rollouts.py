@@ -93,8 +93,8 @@ def keep(trainer):
 
     def generate(prompts):
         found = plain(prompts)
-        rows = zip(found[0], found[1], found[4], trainer._cut.tolist(), strict=True)
-        reasons = trainer._engine.reasons
+        rows = zip(found[0], found[1], found[4], trainer.endings.cut.tolist(), strict=True)
+        reasons = trainer.endings.engine.reasons
         trainer.kept.append(
             [
                 (tokens, cut, reasons.get((tuple(prompt), tuple(tokens))), gap(trainer, prompt, tokens, logp))

@@ -90,7 +90,7 @@ def test_memory_that_runs_out_halves_the_budget(tmp_path, monkeypatch):
 def test_compiled_decoding_samples_from_the_policy(tmp_path, dtype):
     """As often as the model says: first tokens of many completions against the probabilities of the prompt."""
     trainer = sampled(tmp_path, dtype)
-    assert trainer.why_not_compiled is None
+    assert trainer.policy_sampler.why_not_compiled is None
     assert trainer.generation_config.cache_implementation is None  # evaluation is as before
     prompts = [[2, 3, 4], [5, 6], [7]]
     found = [trainer._generate_single_turn([prompt] * 2048, None, {}, 4)[0] for prompt in prompts]
@@ -99,7 +99,7 @@ def test_compiled_decoding_samples_from_the_policy(tmp_path, dtype):
         with torch.no_grad():
             logits = trainer.model(torch.tensor([prompt], device="cuda")).logits[0, -1]
         assert (first - logits.float().softmax(0).cpu()).abs().max() < 0.05
-    assert trainer.why_not_compiled is None
+    assert trainer.policy_sampler.why_not_compiled is None
 
 
 def sampled(folder, dtype):

@@ -80,8 +80,8 @@ def trained(folder, kind, reward, steps=3, peft=None, **options):
 
     def kept(prompts):
         found = plain(prompts)
-        reasons = dict(trainer._engine.reasons) if trainer._engine is not None else {}
-        for ids, tokens, cut in zip(found[0], found[1], trainer._cut.tolist(), strict=True):
+        reasons = dict(trainer.endings.engine.reasons) if trainer.endings.engine is not None else {}
+        for ids, tokens, cut in zip(found[0], found[1], trainer.endings.cut.tolist(), strict=True):
             ended = tokens[-1] in trainer.eos_token_ids
             cuts.append([len(tokens), ended, cut, reasons.get((tuple(ids), tuple(tokens)))])
         return found

@@ -15,7 +15,7 @@ from traces import LEFT, recorded
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.integrations import integration_utils
 
-from adpo.integrations.trl.sampling import Sampling
+from adpo.integrations.trl.sampling import PolicySampler
 
 TRAIN = {
     "--max_steps": 2,
@@ -119,7 +119,7 @@ def test_train(typed, given, tmp_path, monkeypatch, method, feature):
     if feature == "masks of cut answers":  # of an untrained model nearly all
         words += ["--max_completion_length", "24"]
     if feature == "own decoder":  # without a GPU steps are taken one by one, the rest is the same
-        monkeypatch.setattr(Sampling, "_why_no_fixed_cache", lambda _: None)
+        monkeypatch.setattr(PolicySampler, "_why_no_fixed_cache", lambda _: None)
     with recorded(monkeypatch) as found:
         code, _, errors = typed(
             "train", "--model", given / "model", "--out", out, *reward, *with_defaults(words, TRAIN)

@@ -190,7 +190,7 @@ def scored(trainer, prompts, completions):
         "completion_ids": padded(completions),
         "completion_mask": padded([[1] * len(c) for c in completions]),
     }
-    return (trainer._per_token(policy, batch)[0].double() * batch["completion_mask"]).sum(1)
+    return (trainer.row_scorer.per_token(policy, batch)[0].double() * batch["completion_mask"]).sum(1)
 
 
 def padded(rows, left=False):

@@ -1,4 +1,4 @@
-"""What `ADPOTrainer` adds to a checkpoint: temperature and anchors, as JSON and safetensors."""
+"""What adpo's trainers add to a checkpoint: temperature and anchors, as JSON and safetensors."""
 
 from __future__ import annotations
 
@@ -10,8 +10,39 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 
 from adpo.anchors import Self
+from adpo.integrations.notes import Stateful
 
 STATE = "adpo.json"
+
+
+class StateFile:
+    """A part of checkpoints: the states of some objects, which JSON holds, and the weights that anchors keep.
+
+    States of ``parts`` are merged, those of ``named`` go under their names.
+    """
+
+    def __init__(self, anchors: Mapping[str, Self], *parts: Stateful, **named: Stateful) -> None:
+        self.anchors, self.parts, self.named = anchors, parts, named
+
+    def save(self, folder: Path, main: bool) -> None:
+        if main:
+            numbers = {name: part.state_dict() for name, part in self.named.items()}
+            for part in self.parts:
+                numbers |= part.state_dict()
+            save(folder, numbers, self.anchors)
+
+    def load(self, folder: Path) -> None:
+        numbers = load(folder, self.anchors)
+        try:
+            for part in self.parts:
+                part.load_state_dict(numbers)
+        except ValueError as error:
+            raise ValueError(f"{folder}: {error}") from None
+        for name, part in self.named.items():
+            part.load_state_dict(numbers[name])
+
+    def size(self) -> int:
+        return sum(values.nbytes for anchor in self.anchors.values() for values in anchor.shadow.values())
 
 
 def save(folder: Path, numbers: Mapping[str, Any], anchors: Mapping[str, Self]) -> None:

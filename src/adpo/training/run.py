@@ -163,7 +163,7 @@ def train(order: Ordered[Asked], display: Display) -> dict[str, Any]:
         everyone.wait_for_everyone()
         before = exam.remembered(trainer.model, folder / BEFORE)
         display.say(f"scoring: {trainer.scorer.chosen()}")
-        display.say(f"sampling: {trainer.how_sampled()}")
+        display.say(f"sampling: {trainer.policy_sampler.description()}")
         trainer.run_identity = identity(order)
         trainer.card_facts = CardFacts(
             run.method, about, origin["command"], origin["commit"], None if run.embedded else run.model
@@ -199,7 +199,7 @@ def train(order: Ordered[Asked], display: Display) -> dict[str, Any]:
         "model": run.model,
         "seed": order.seed,
         "scoring": trainer.scorer.chosen(),
-        "sampling": trainer.how_sampled(),
+        "sampling": trainer.policy_sampler.description(),
         "steps": trainer.state.global_step,
         "nothing_learnt": trainer.weights_moved.verdict(),
         "checkpoint": str(final),

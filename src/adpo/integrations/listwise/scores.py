@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from transformers import Trainer
 
 from adpo.anchors import Self
-from adpo.integrations.checkpoints import SafeCheckpoints
 from adpo.integrations.forms import scorer_of
 from adpo.integrations.listwise import sources
 from adpo.integrations.listwise.collate import Batch, tokens
 from adpo.integrations.listwise.reference import Scores, fingerprint
+from adpo.integrations.safe_checkpoints import SafeCheckpoints
 from adpo.integrations.sharding import is_sharded, then_sharded
 from adpo.lm.passes import whole_groups
 from adpo.lm.preference_table import PreferenceTable

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from transformers import TrainerCallback
 
 from adpo.anchors import EMA, Refresh, Self
-from adpo.integrations import state
 from adpo.integrations.accepted import limit_rows, refuse_liger, refuse_pictures, refuse_router_loss, refuse_vision
 from adpo.integrations.empty_steps import EmptySteps
 from adpo.integrations.epochs import EpochShuffle, StartEpoch
@@ -25,6 +24,7 @@ from adpo.integrations.listwise.collate import Batch, Collate, shares, tokens
 from adpo.integrations.listwise.config import ListwiseConfig
 from adpo.integrations.listwise.watching import Watching
 from adpo.integrations.policies import refuse_frozen, refuse_kind, refuse_tokenizer
+from adpo.integrations.state import StateFile
 from adpo.lm.context import longest_row
 from adpo.lm.dropout import without_dropout
 from adpo.lm.scoring import Sequences
@@ -101,6 +101,8 @@ class ListwiseTrainer(Watching):
             nll_weight=args.nll_weight,
             checkpoint=args.gradient_checkpointing,
         )
+        policies = {} if self.anchor is None else {"anchor": self.anchor}
+        self.checkpoint_parts.append(StateFile(policies, self, guard=self.step_guard))
         for callback in (self.empty_steps, self.step_guard, StartEpoch(self), _AfterStep(self)):
             self.add_callback(callback)
 
@@ -184,32 +186,22 @@ class ListwiseTrainer(Watching):
 
     # What a checkpoint keeps.
 
-    def _save_own(self, folder: Path) -> None:
-        super()._save_own(folder)
-        if self.args.should_save:
-            numbers = {
-                "tau": self.tau,
-                "schedule": self.schedule.state_dict(),
-                "guard": self.step_guard.state_dict(),
-                "reference": self._reference_key,
-                "data": self.train_dataset.fingerprint,
-            }
-            state.save(folder, numbers, self._kept_policies)
+    def state_dict(self) -> dict[str, Any]:
+        """Temperature, and what a run has to have in common with the checkpoint it goes on from."""
+        return {
+            "tau": self.tau,
+            "schedule": self.schedule.state_dict(),
+            "reference": self._reference_key,
+            "data": self.train_dataset.fingerprint,
+        }
 
-    def _load_own(self, folder: Path) -> None:
-        super()._load_own(folder)
-        numbers = state.load(folder, self._kept_policies)
-        if numbers["data"] != self.train_dataset.fingerprint:
-            raise ValueError(f"{folder} was trained on other data, or the data has changed: not resumed")
-        if numbers["reference"] != self._reference_key:
-            raise ValueError(f"{folder} was trained against another reference: resume it with the one it had")
-        self.tau = numbers["tau"]
-        self.schedule.load_state_dict(numbers["schedule"])
-        self.step_guard.load_state_dict(numbers["guard"])
-
-    @property
-    def _kept_policies(self) -> dict[str, Self]:
-        return {} if self.anchor is None else {"anchor": self.anchor}
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state["data"] != self.train_dataset.fingerprint:
+            raise ValueError("trained on other data, or the data has changed: not resumed")
+        if state["reference"] != self._reference_key:
+            raise ValueError("trained against another reference: resume it with the one it had")
+        self.tau = state["tau"]
+        self.schedule.load_state_dict(state["schedule"])
 
 
 class _AfterStep(TrainerCallback):  # type: ignore[misc]

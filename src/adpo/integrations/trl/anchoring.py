@@ -1,124 +1,145 @@
-"""The anchor of online training: which policy it is, what it gives completions, how far a step moves from it."""
+"""The anchor of online training: which policy it is, and what it gives the members of a step."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from adpo.anchors import EMA, Refresh, Self
-from adpo.core.objective import Objective
-from adpo.integrations.auto_tau import CALIBRATION_ROLLOUTS, NEAR_PEAK, AutoTau, rate_of
-from adpo.integrations.sharding import SHARDED
-from adpo.integrations.trl.config import ADPOConfig
-from adpo.integrations.trl.rollouts import Rollouts
 from adpo.integrations.trl.rows import Rows
-from adpo.ranks import Ranks
+
+LogpOf = Callable[[Rows], Tensor]
+"""Log-probabilities of rows under the policy as its weights are now, without gradient."""
 
 
-class Anchored(Rollouts):
-    """Rollouts with an anchor."""
+class AnchorKeeper:
+    """The policy that u is measured from.
 
-    objective: Objective
+    The on-policy anchor is the policy of the first step on a rollout: it keeps no weights, its log-probabilities
+    are those of that step, kept beside the rollout (``anchor_logp``) for the later ones. Where parameters are
+    ``sharded`` a pass is a matter of all processes: every row is then scored in each.
+    """
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
-        if sharded and (self.args.anchor not in ("on_policy", "none") or self.args.kl_budget):
-            raise ValueError(
-                "anchors that keep a copy of the weights, and kl_budget, do not work on sharded parameters (FSDP, "
-                "DeepSpeed): use the on_policy anchor"
-            )
-        self.anchor = self._made_anchor(self.args)
-        self.start = self._made_start(self.args)
-        self._window = range(0)  # micro-batches of the rollout that the optimizer step at hand is made of
-        # rows of a step, its members among them, their logp before it, and its rate
-        self._calibrating: tuple[Rows, Tensor, Tensor, float] | None = None
+    def __init__(self, args: Any, policy: nn.Module, logp_of: LogpOf, *, sharded: bool) -> None:
+        self.kind, self._logp_of, self.sharded = args.anchor, logp_of, sharded
+        self.one_step = one_step_per_rollout(args)
+        self.policy = _anchor(args, policy)
+        self.sampled_at = -1  # the optimizer step before which the latest rollout was sampled
 
-    def _made_anchor(self, args: ADPOConfig) -> Self | None:
-        """None also for the on-policy anchor: its log-probabilities are taken when completions are sampled."""
-        policy: nn.Module = self.accelerator.unwrap_model(self.model)
-        if args.anchor == "fixed":
-            return Self(policy)
-        if args.anchor == "ema":
-            return EMA(policy, args.anchor_decay)
-        if args.anchor == "refresh":
-            return Refresh(policy, args.anchor_every)
-        return None
+    def coincides(self, step: int) -> bool:
+        """Whether policy and anchor are known to be the same before this optimizer step."""
+        if self.kind == "none":
+            return False
+        return step == self.sampled_at if self.policy is None else self.policy.coincides
 
-    def _made_start(self, args: ADPOConfig) -> Self | None:
-        """The policy at the start of training, where a KL budget needs it."""
-        if args.kl_budget is None:
+    def logp(self, rows: Rows, places: Tensor) -> Tensor | None:
+        """Of the members at ``places``, where the policy has left its anchor; None where there is no anchor."""
+        if self.kind == "none":
             return None
-        return self.anchor if args.anchor == "fixed" else Self(self.accelerator.unwrap_model(self.model))
+        if self.policy is not None:
+            return self.policy.logp(lambda _: self.current_logp(rows, places))
+        return rows["anchor_logp"][places]
 
-    def _anchor_logp(self, rows: Rows, places: Tensor) -> tuple[bool, Tensor | None]:
-        """Whether the policy is at its anchor, and log-probabilities of members under it, where needed."""
-        if self.args.anchor == "none":
-            return False, None
-        if self.state.global_step == self._sampled_at if self.anchor is None else self.anchor.coincides:
-            self._calibrate_before(rows, places)
-            return True, self._of_members(rows, places) if self.objective.target.reads_anchor else None
-        if self.anchor is not None:
-            return False, self.anchor.logp(lambda _: self._of_members(rows, places))
-        return False, rows["anchor_logp"][places]
+    def current_logp(self, rows: Rows, places: Tensor) -> Tensor:
+        """Under the policy as it is now."""
+        if self.sharded:
+            return self._logp_of(rows)[places]
+        return self._logp_of({name: values[places] for name, values in rows.items()})
 
-    def _of_members(self, rows: Rows, places: Tensor) -> Tensor:
-        """Their log-probabilities; where a pass is a matter of all processes, every row is scored in each."""
-        if self.accelerator.distributed_type in SHARDED:
-            return self._scored(self.model, rows)[places]
-        return self._scored(self.model, {name: values[places] for name, values in rows.items()})
+    def remember(self, rollout: Sequence[Rows], window: range, logp: Tensor, step: int) -> None:
+        """After the first step on a rollout: what later steps need and no pass has scored is scored now.
 
-    def _remember(self, logp: Tensor) -> None:
-        """The on-policy anchor is the policy of this step: what later steps need and no pass saw is scored now.
-
-        ``logp``, ``[rows]`` of the step, is NaN for what no pass saw.
+        ``window`` are the numbers of the micro-batches that made the step, ``logp``, ``[rows]`` of the step, is
+        NaN for what no pass scored.
         """
-        buffered = self._buffered_inputs or []
-        once = self.num_iterations == 1 and self.args.steps_per_generation <= self.args.gradient_accumulation_steps
-        if self.args.anchor != "on_policy" or self.state.global_step != self._sampled_at or once:
+        if self.kind != "on_policy" or step != self.sampled_at or self.one_step:
             return
-        seen = iter(torch.split(logp, [len(buffered[number]["member"]) for number in self._window]))
-        for number, part in enumerate(buffered):
-            known = next(seen) if number in self._window else torch.full_like(part["best"], torch.nan)
+        scored: Iterator[Tensor] = iter(torch.split(logp, [len(rollout[number]["member"]) for number in window]))
+        for number, part in enumerate(rollout):
+            of_part = next(scored) if number in window else torch.full_like(part["best"], torch.nan)
             if "anchor_logp" not in part:
-                part["anchor_logp"] = self._completed(known.to(part["best"]), part)
+                part["anchor_logp"] = self._completed(of_part.to(part["best"]), part)
 
-    def _completed(self, known: Tensor, part: Rows) -> Tensor:
+    def state_dict(self) -> dict[str, Any]:
+        """Without the weights."""
+        return {"sampled_at": self.sampled_at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.sampled_at = state["sampled_at"]
+
+    def _completed(self, logp: Tensor, part: Rows) -> Tensor:
         """With the log-probabilities of members that are missing; zero for the others, which nothing looks at."""
-        missing = (known.isnan() & part["member"]).nonzero().squeeze(1)
-        if self.accelerator.distributed_type in SHARDED:  # a matter of all processes
-            missing = torch.arange(len(known), device=known.device)
-        known = known.nan_to_num(0.0)
+        missing = (logp.isnan() & part["member"]).nonzero().squeeze(1)
+        if self.sharded:
+            missing = torch.arange(len(logp), device=logp.device)
+        logp = logp.nan_to_num(0.0)
         if len(missing):
-            known[missing] = self._scored(self.model, {name: values[missing] for name, values in part.items()})
-        return known
+            logp[missing] = self._logp_of({name: values[missing] for name, values in part.items()})
+        return logp
 
-    # The automatic temperature.
 
-    def _calibrate_before(self, rows: Rows, places: Tensor) -> None:
-        """Where no later step on this rollout will score its rows, measure the first few rollouts by hand."""
-        once = self.num_iterations == 1 and self.args.steps_per_generation <= self.args.gradient_accumulation_steps
-        if isinstance(self.schedule, AutoTau) and once and self.schedule.measured < CALIBRATION_ROLLOUTS:
-            rate = rate_of(self.optimizer)
-            if rate >= NEAR_PEAK:
-                self._calibrating = rows, places, self._of_members(rows, places), rate
+class KLBudget:
+    """Training ends once the policy is further than this from where it started, in nats a completion."""
 
-    def _calibrate_after(self) -> None:
-        if self._calibrating is not None:
-            rows, places, before, rate = self._calibrating
-            self._measure_tau(self._of_members(rows, places) - before, rows["groups"][places], before, rate)
-            self._calibrating = None
+    def __init__(self, limit: float, start: Self, logp_of: LogpOf, *, per_token: bool, reduce: Any) -> None:
+        self.limit, self.start, self._logp_of, self._reduce = limit, start, logp_of, reduce
+        self.per_token = per_token  # log-probabilities are means over tokens
+        self.exceeded = False
 
-    def _measure_tau(self, moved: Tensor, groups: Tensor, before: Tensor, rate: float = 1.0) -> None:
-        """By members, of which processes may have different numbers."""
-        if isinstance(self.schedule, AutoTau):
-            moved, groups, before = (torch.cat(Ranks(None).gather(values)) for values in (moved, groups, before))
-            if len(moved) and self.schedule.measure(moved, groups, before, rate):
-                self._note(u_spread=self.schedule.spread)
+    def measure(self, rows: Rows) -> float:
+        """KL(policy || policy at the start) by the members of a rollout that the policy has just sampled."""
+        distance = 0.0 if self.start.coincides else self._distance(rows)
+        self.exceeded = distance > self.limit
+        return distance
 
-    @property
-    def _kept_policies(self) -> dict[str, Self]:
-        found = {"anchor": self.anchor, "start": self.start if self.start is not self.anchor else None}
-        return {name: policy for name, policy in found.items() if policy is not None}
+    def _distance(self, rows: Rows) -> float:
+        moved = self._logp_of(rows) - self.start.logp(lambda _: self._logp_of(rows))
+        if self.per_token:
+            moved = moved * (rows["completion_mask"] * rows.get("tool_mask", 1)).sum(1)
+        member = rows["member"]
+        sums = torch.stack([moved[member].sum(), member.sum().to(moved)])
+        total, count = self._reduce(sums, reduction="sum").tolist()
+        return float(total / max(1.0, count))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"over_budget": self.exceeded}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.exceeded = state["over_budget"]
+
+
+def kl_budget_of(
+    args: Any, policy: nn.Module, anchor: Self | None, logp_of: LogpOf, reduce: Any
+) -> KLBudget | None:
+    """A fixed anchor is the policy at the start."""
+    if args.kl_budget is None:
+        return None
+    start = anchor if args.anchor == "fixed" and anchor is not None else Self(policy)
+    return KLBudget(args.kl_budget, start, logp_of, per_token=args.logp_reduction == "mean", reduce=reduce)
+
+
+def refuse_shards(args: Any) -> None:
+    """For a trainer whose parameters are sharded."""
+    if args.anchor not in ("on_policy", "none") or args.kl_budget:
+        raise ValueError(
+            "anchors that keep a copy of the weights, and kl_budget, do not work on sharded parameters (FSDP, "
+            "DeepSpeed): use the on_policy anchor"
+        )
+
+
+def one_step_per_rollout(args: Any) -> bool:
+    return bool(args.num_iterations == 1 and args.steps_per_generation <= args.gradient_accumulation_steps)
+
+
+def _anchor(args: Any, policy: nn.Module) -> Self | None:
+    """None also for the on-policy anchor."""
+    if args.anchor == "fixed":
+        return Self(policy)
+    if args.anchor == "ema":
+        return EMA(policy, args.anchor_decay)
+    if args.anchor == "refresh":
+        return Refresh(policy, args.anchor_every)
+    return None

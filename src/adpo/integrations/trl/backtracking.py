@@ -26,11 +26,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
-from adpo.integrations.empty_steps import EmptySteps
-from adpo.integrations.engine import engine_of
 from adpo.integrations.guards import gradients_are_finite
 from adpo.integrations.sharding import SHARDED
-from adpo.integrations.trl.scoring import Scoring
 
 log = logging.getLogger("adpo")
 SLACK = 1e-3
@@ -120,7 +117,9 @@ class Backtracking(TrainerCallback):  # type: ignore[misc]
         elif not self.held:  # and nobody would judge this one
             self._leave_out()
         self._slow_down()
-        self.trainer._note(rate_factor=self.factor, **({"rounding": median(self.rises)} if self.rises else {}))
+        self.trainer.add_metrics(
+            rate_factor=self.factor, **({"rounding": median(self.rises)} if self.rises else {})
+        )
         self.trainer._metrics["train"]["adpo/steps_undone"] = [float(self.undone)]  # a count: not to be averaged
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
@@ -217,7 +216,9 @@ class Backtracking(TrainerCallback):  # type: ignore[misc]
 
     # What a checkpoint keeps.
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path, main: bool) -> None:
+        if not main:
+            return
         numbers = {name: getattr(self, name) for name in KEPT}
         (folder / NUMBERS).write_text(json.dumps(numbers) + "\n")
         if self.before and self._place() < self.trainer.args.num_iterations:
@@ -233,6 +234,9 @@ class Backtracking(TrainerCallback):  # type: ignore[misc]
             found = load_file(folder / WEIGHTS)
             self.before = {name: found[name].to(value.device) for name, value in self.trained()}
 
+    def size(self) -> int:
+        return sum(value.nbytes for _, value in self.trained())
+
 
 def _nudge(trainer: Any) -> float:
     """How much weights have to differ for their rounding to; zero where that is nothing to speak of."""
@@ -245,51 +249,20 @@ def _narrow(value: Tensor) -> bool:
     return value.element_size() < 4
 
 
-class Stepping(Scoring):
-    """A `GRPOTrainer` whose steps are taken back where its arguments say so."""
-
-    backtracking: Backtracking | None = None
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.empty_steps = EmptySteps(self)
-        self.add_callback(self.empty_steps)
-        if not self.args.backtracking:
-            return
-        if self.accelerator.distributed_type in SHARDED:
-            raise ValueError(
-                "backtracking keeps a copy of the weights: not on sharded parameters (FSDP, DeepSpeed)"
-            )
-        if self.accelerator.scaler is not None:
-            raise ValueError(NOT_FP16)
-        if any(isinstance(module, nn.Dropout) and module.p > 0 for module in self.model.modules()):
-            raise ValueError("backtracking compares losses, which dropout makes random: set disable_dropout: true")
-        self.backtracking = Backtracking(self)
-        narrow = [value.dtype for _, value in self.backtracking.trained() if _narrow(value)]
-        if narrow:
-            raise ValueError(
-                f"backtracking needs trained weights in float32, with which bf16 computes as fast; got {narrow[0]}"
-            )
-        self.add_callback(self.backtracking)
-
-    def training_step(self, *arguments: Any, **options: Any) -> Tensor:
-        engine_of(self.accelerator)
-        loss: Tensor = super().training_step(*arguments, **options)
-        self.empty_steps.after_passes()
-        if self.backtracking is not None:
-            self.backtracking.loss += loss.detach()
-        return loss
-
-    def _checkpoint_bytes(self) -> int:
-        copies = self.backtracking.trained() if self.backtracking is not None else ()
-        return super()._checkpoint_bytes() + sum(value.nbytes for _, value in copies)
-
-    def _save_own(self, folder: Path) -> None:
-        super()._save_own(folder)
-        if self.backtracking is not None and self.args.should_save:
-            self.backtracking.save(folder)
-
-    def _load_own(self, folder: Path) -> None:
-        super()._load_own(folder)
-        if self.backtracking is not None:
-            self.backtracking.load(folder)
+def backtracking_of(trainer: Any) -> Backtracking | None:
+    """For a trainer whose arguments ask for it."""
+    if not trainer.args.backtracking:
+        return None
+    if trainer.accelerator.distributed_type in SHARDED:
+        raise ValueError("backtracking keeps a copy of the weights: not on sharded parameters (FSDP, DeepSpeed)")
+    if trainer.accelerator.scaler is not None:
+        raise ValueError(NOT_FP16)
+    if any(isinstance(module, nn.Dropout) and module.p > 0 for module in trainer.model.modules()):
+        raise ValueError("backtracking compares losses, which dropout makes random: set disable_dropout: true")
+    backtracking = Backtracking(trainer)
+    narrow = [value.dtype for _, value in backtracking.trained() if _narrow(value)]
+    if narrow:
+        raise ValueError(
+            f"backtracking needs trained weights in float32, with which bf16 computes as fast; got {narrow[0]}"
+        )
+    return backtracking

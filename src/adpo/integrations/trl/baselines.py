@@ -17,11 +17,9 @@ from adpo.integrations.accepted import refuse_long_rows
 from adpo.integrations.arguments import REFUSED, check_arguments
 from adpo.integrations.forms import ScoringForms
 from adpo.integrations.group_step import Passes, one_thread
-from adpo.integrations.guards import RefuseBadSteps
-from adpo.integrations.policies import refuse_frozen
 from adpo.integrations.trl.arguments import check_sampling_arguments
 from adpo.integrations.trl.backtracking import BacktrackingForm
-from adpo.integrations.trl.observed import Observed
+from adpo.integrations.trl.base import OnlineTrainer
 from adpo.integrations.trl.rows import Rows, trimmed
 from adpo.integrations.trl.sampling import SamplingForm
 
@@ -65,20 +63,18 @@ class FastGRPOConfig(BacktrackingForm, ScoringForms, SamplingForm, GRPOConfig): 
                 )
 
 
-class FastGRPOTrainer(Observed):
+class FastGRPOTrainer(OnlineTrainer):
     """TRL's `GRPOTrainer` on packed rows; on padded ones it is TRL's, step for step.
 
     With several processes, an entropy bonus, a router's loss or a quantile of entropies, rows are packed inside
     the micro-batches that TRL makes.
     """
 
-    long_rows = "end the run"
+    LONG_ROWS = "end the run"
 
     def __init__(self, model: Any, reward_funcs: Any, args: FastGRPOConfig, **rest: Any) -> None:
-        super().__init__(model, reward_funcs, args, **rest)
+        super().__init__(model, reward_funcs, args, max_refused_steps=REFUSED_IN_A_ROW, **rest)
         self._refuse_router_loss_of_other_names()
-        self.step_guard = RefuseBadSteps(self, REFUSED_IN_A_ROW)
-        self.add_callback(self.step_guard)
         self._waiting: list[Rows] = []  # micro-batches of one rollout and one optimizer step
         # What TRL averages over a micro-batch, beside the loss of its rows, or gathers row by row, must be TRL's.
         terms = self._entropy_bonus_enabled or self.aux_loss_enabled or self.top_entropy_quantile < 1
@@ -104,9 +100,9 @@ class FastGRPOTrainer(Observed):
         if self.model.training:
             rows, gather = len(batch["advantages"]), self.accelerator.gather
             first = self.accelerator.process_index * rows
-            rewards = self._rewards[first : first + rows].to(self._cut.device)
-            masked = self._cut & self.args.mask_truncated_completions
-            self._observe_rollout(rewards, torch.isfinite(rewards) & ~masked, masked)
+            rewards = self.rewards[first : first + rows].to(self.endings.cut.device)
+            masked = self.endings.cut & self.args.mask_truncated_completions
+            self._log_rollout(rewards, torch.isfinite(rewards) & ~masked, masked)
             live = gather(batch["advantages"].reshape(rows, -1).any(1) & batch["completion_mask"].any(1))
             without = 1 - float(_of_groups(live, self.num_generations))
             self.gradient_monitor.step(0.0 if self._other_terms else without)
@@ -124,16 +120,9 @@ class FastGRPOTrainer(Observed):
         finally:
             self.mask_truncated_completions = True
         for name in batch.keys() & {"completion_mask", "tool_mask"}:
-            batch[name] = batch[name] * (~self._cut.to(batch[name].device)).unsqueeze(1).to(batch[name])
+            batch[name] = batch[name] * (~self.endings.cut.to(batch[name].device)).unsqueeze(1).to(batch[name])
         counted = (batch["completion_mask"] * batch.get("tool_mask", 1)).sum()
         return {**batch, "num_items_in_batch": self.accelerator.gather(counted).sum()}
-
-    def train(self, *arguments: Any, **options: Any) -> Any:
-        """As in TRL; a run of refused steps ends in `TrainingStoppedError`."""
-        refuse_frozen(self.model)
-        result = super().train(*arguments, **options)
-        self.step_guard.complain()
-        return result
 
     def _prepare_inputs(self, generation_batch: Any) -> Rows:
         """As TRL; the last micro-batch of a step is given the whole step."""
@@ -167,7 +156,7 @@ class FastGRPOTrainer(Observed):
         """Forward and backward passes of a step's rows; the loss."""
         passes = Passes(self.scorer, self.accelerator, model, self.args.gradient_checkpointing)
         places = self._rows_with_gradient(rows)
-        sizes = self._sizes({name: values for name, values in rows.items() if values.dim()})
+        sizes = self.row_scorer.sizes({name: values for name, values in rows.items() if values.dim()})
 
         def step(parts: list[Tensor]) -> Tensor:
             total = torch.zeros((), device=places.device)
@@ -190,7 +179,7 @@ class FastGRPOTrainer(Observed):
         live = (advantages if advantages.dim() == 1 else advantages.abs().sum(1)) != 0
         if self.beta != 0:
             live = torch.ones_like(live)
-        self._note(rows_left_out=float(1 - live.float().mean()))
+        self.add_metrics(rows_left_out=float(1 - live.float().mean()))
         return live.nonzero().squeeze(1)
 
     def _share(self, rows: Rows, part: Tensor) -> float:

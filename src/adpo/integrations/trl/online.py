@@ -10,33 +10,38 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import gather_object
 from torch import Tensor, nn
 from transformers import TrainerCallback
 from trl.trainer.utils import split_tensor_dict
 
-from adpo import exact
-from adpo.integrations import state
+from adpo.anchors import Self
+from adpo.core.temperature import Temperature
 from adpo.integrations.accepted import refuse_router_loss
-from adpo.integrations.group_step import ByIndex, GroupStep, StepRows, one_thread
-from adpo.integrations.guards import GuardedRewards, RefuseBadSteps
-from adpo.integrations.policies import refuse_frozen
-from adpo.integrations.trl.anchoring import Anchored
+from adpo.integrations.group_step import GroupStep, one_thread
+from adpo.integrations.guards import GuardedRewards
+from adpo.integrations.sharding import SHARDED
+from adpo.integrations.state import StateFile
+from adpo.integrations.trl.anchoring import AnchorKeeper, kl_budget_of, one_step_per_rollout, refuse_shards
+from adpo.integrations.trl.base import OnlineTrainer
 from adpo.integrations.trl.config import ADPOConfig
-from adpo.integrations.trl.rows import Rows, kept, trimmed
-from adpo.integrations.trl.samples import Seen
+from adpo.integrations.trl.members import left_out, log_left_out, member_columns
+from adpo.integrations.trl.rows import Rows, kept
+from adpo.integrations.trl.step_log import StepLog
+from adpo.integrations.trl.step_rows import step_rows, zero_through
+from adpo.integrations.trl.tau_control import TauControl, answer_metrics, token_entropy
 from adpo.lm.completions import answer_of
-from adpo.lm.passes import whole_groups
+from adpo.lm.context import longest_row
 
 log = logging.getLogger("adpo")
 SAMPLES = "samples"
 """The note of a checkpoint on groups of the latest step."""
 
 
-class ADPOTrainer(Anchored):
+class ADPOTrainer(OnlineTrainer):
     """Train a causal language model on rewards with any objective of the core; see `ADPOConfig`.
 
     ``answer_of`` finds the final answer in a completion, for the entropy and the number of different answers in a
@@ -59,17 +64,21 @@ class ADPOTrainer(Anchored):
             args = ADPOConfig("adpo-output")
         if not isinstance(args, ADPOConfig):
             raise TypeError(f"args must be an ADPOConfig; got {type(args).__name__}")
+        self.answer_of, self.objective = answer_of, args.objective()
         self.reward_guard = GuardedRewards(args.max_refused_steps)
-        super().__init__(model, self.reward_guard.wrap(reward_funcs), args, **rest)
-        refuse_router_loss("ADPOTrainer", self.accelerator.unwrap_model(self.model), args.router_aux_loss_coef)
+        functions = self.reward_guard.wrap(reward_funcs)
+        super().__init__(model, functions, args, max_refused_steps=args.max_refused_steps, **rest)
+        policy = self.accelerator.unwrap_model(self.model)
+        refuse_router_loss("ADPOTrainer", policy, args.router_aux_loss_coef)
         if self.aux_loss_enabled:  # by the model's own coefficient, which TRL's losses would add
-            log.warning(
-                "ADPO adds no router loss: router_aux_loss_coef = %g has no effect", self.router_aux_loss_coef
-            )
-        self.objective = args.objective()
-        self.schedule = args.temperature_schedule()
-        self.tau: float = args.tau
-        self.answer_of = answer_of
+            text = "ADPO adds no router loss: router_aux_loss_coef = %g has no effect"
+            log.warning(text, self.router_aux_loss_coef)
+        sharded = self.accelerator.distributed_type in SHARDED
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+            refuse_shards(args)
+        self.anchors = AnchorKeeper(args, policy, self._current_logp, sharded=sharded)
+        self.tau_control = TauControl(args.temperature_schedule(), args.tau, one_step=one_step_per_rollout(args))
+        self.kl_budget = kl_budget_of(args, policy, self.anchor, self._current_logp, self.accelerator.reduce)
         self.group_step = GroupStep(
             self.objective,
             self.scorer,
@@ -78,26 +87,98 @@ class ADPOTrainer(Anchored):
             nll_weight=args.nll_weight,
             checkpoint=args.gradient_checkpointing,
         )
-        self.step_guard = RefuseBadSteps(self, args.max_refused_steps)
-        self.add_callback(self.step_guard)
+        self.step_log = StepLog(self.accelerator)
+        parts = [part for part in (self.tau_control, self.anchors, self.kl_budget) if part is not None]
+        self.checkpoint_parts.append(StateFile(self.kept_policies, *parts, guard=self.step_guard))
         self.add_callback(_AfterStep(self))
+        self._window = range(0)  # micro-batches of the rollout that the optimizer step at hand is made of
         self._micro_batches_left = 0
-        self._tallies: dict[str, Tensor] = {}  # sum and count of what micro-batches report
-        self._seen: Seen | None = None
+        self._answers: list[str] = []  # of the latest rollout, of all ranks
+        self._sampled_empty = torch.zeros(0, dtype=torch.bool)  # of the latest rollout, on this rank
 
-    def train(self, *arguments: Any, **options: Any) -> Any:
-        """As in TRL; a run of refused steps ends in `TrainingStoppedError`."""
-        refuse_frozen(self.model)
-        result = super().train(*arguments, **options)
-        self.step_guard.complain()
-        return result
+    def _current_logp(self, rows: Rows) -> Tensor:
+        return self.row_scorer.detached(self.model, rows)
+
+    @property
+    def anchor(self) -> Self | None:
+        """The policy that keeps weights of its own, if the anchor is such a one."""
+        return self.anchors.policy
+
+    @property
+    def tau(self) -> float:
+        return self.tau_control.tau
+
+    @property
+    def schedule(self) -> Temperature:
+        return self.tau_control.schedule
 
     def sample_groups(self, most: int = 2) -> list[dict[str, Any]]:
         """Some groups of the latest step: ``prompt``, and ``members`` with ``text``, ``reward`` and ``c``."""
-        if self._seen is None:  # resumed, and no step made since
-            known: list[dict[str, Any]] = self.notes.get(SAMPLES, [])
-            return known[:most]
-        return self._seen.groups(self._tokenizer, most)
+        if self.step_log.samples is None:  # resumed, and no step made since
+            saved: list[dict[str, Any]] = self.notes.get(SAMPLES, [])
+            return saved[:most]
+        return self.step_log.samples.groups(self._tokenizer, most)
+
+    # A rollout.
+
+    def _generate_single_turn(self, *arguments: Any, **options: Any) -> Any:
+        """A completion without a single token gets an end, which TRL needs, and is remembered as empty."""
+        ids, *rest = super()._generate_single_turn(*arguments, **options)
+        self._sampled_empty = torch.tensor([len(row) == 0 for row in ids])
+        return [row or [self.eos_token_ids[0]] for row in ids], *rest
+
+    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
+        self.reward_guard.lost.clear()
+        per_function = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        lost = torch.tensor([row in self.reward_guard.lost for row in range(len(completions))])
+        lost = self.accelerator.gather(lost.to(self.accelerator.device)).to(self.rewards.device)
+        self.rewards = torch.where(lost, torch.nan, self.rewards)
+        if self.model.training:
+            self._answers = gather_object([self.answer_of(completion) for completion in completions])
+        return per_function
+
+    def _generate_and_score_completions(self, inputs: Any) -> Rows:
+        """TRL's batch with rewards, members and groups."""
+        self.row_scorer.skip = True  # the anchor's log-probabilities are the trainer's own
+        try:
+            batch: Rows = super()._generate_and_score_completions(inputs)
+        finally:
+            self.row_scorer.skip = False
+        if not self.model.training:
+            return batch
+        if "pixel_values" in batch:
+            raise ValueError("ADPOTrainer trains on text; this data set has images")
+        self.anchors.sampled_at = self.state.global_step
+        self._add_members(batch)
+        self._move_tau(batch)
+        if self.kl_budget is not None:
+            self.add_metrics(start_kl=self.kl_budget.measure(kept(batch)))
+        return batch
+
+    def _add_members(self, batch: Rows) -> None:
+        rows, device = len(batch["completion_ids"]), self.accelerator.device
+        first = self.accelerator.process_index * rows
+        rewards, cut = self.rewards[first : first + rows].to(device), self.endings.cut.to(device)
+        empty = torch.zeros(rows, dtype=torch.bool)
+        if len(self._sampled_empty) == rows:  # not where a rollout function or tools write completions
+            empty = self._sampled_empty
+        context = longest_row(self.accelerator.unwrap_model(self.model).config)
+        out = left_out(batch, rewards, empty.to(device), context)
+        self.add_metrics(**log_left_out(out, self.state.global_step, self.accelerator.reduce))
+        of_groups: dict[str, Any] = {"size": self.num_generations, "gather": self.accelerator.gather}
+        batch |= member_columns(rewards, cut, out, truncated=self.args.truncated, first=first, **of_groups)
+        self._log_rollout(batch["rewards"], batch["member"], cut & (self.args.truncated != "keep"))
+
+    def _move_tau(self, batch: Rows) -> None:
+        metrics = answer_metrics(self._answers, self.num_generations)
+        entropy = metrics["answer_entropy"]
+        if self.args.tau_confidence == "tokens":
+            size = self.args.per_device_train_batch_size
+            entropy = metrics["token_entropy"] = token_entropy(self.row_scorer, self.model, batch, size)
+        self.tau_control.update(entropy, self.rewards)
+        self.add_metrics(**metrics, tau=self.tau)
+
+    # An optimizer step.
 
     def _prepare_inputs(self, generation_batch: Any) -> Rows:
         """As TRL: sample when due, and cut into micro-batches. The last one of a step is given the whole step."""
@@ -122,170 +203,98 @@ class ADPOTrainer(Anchored):
         loss = torch.zeros((), device=self.accelerator.device)
         if "member" in inputs and self.model.training:  # else evaluation, or not the last micro-batch of a step
             with one_thread(self.scorer.device):
-                loss += self._trained(model, inputs)
+                loss += self._accumulate_gradient(model, inputs)
         return loss.requires_grad_()
 
-    # The optimizer step as one batch.
-
-    def _trained(self, model: nn.Module, rows: Rows) -> float:
+    def _accumulate_gradient(self, model: nn.Module, rows: Rows) -> float:
         """Forward and backward passes of a step's rows; the loss."""
-        self._seen = None
-        share = len(self._window) / self.current_gradient_accumulation_steps
+        self.step_log.samples = None
         member, gather = rows["member"], self.accelerator.gather
         present = gather(torch.where(member, rows["groups"], -1))
         groups = len(torch.unique(present[present >= 0]))
         all_groups = len(torch.unique(gather(rows["groups"])))
         passes = self.group_step.passes(model)
-        first_row = {name: part[:1] for name, part in rows.items()}
-
-        def nothing() -> Tensor:
-            return 0 * self._logp(model, first_row).sum()
-
+        logp = torch.full(member.shape, torch.nan, dtype=torch.float64, device=member.device)
         if not groups:
             self.gradient_monitor.step(1.0)
             self.empty_steps.observe(torch.zeros(1))
-            self._note(rows_left_out=1.0, rows_scored=0.0, loss_of_groups=0.0)
-            passes.close(nothing)  # what earlier rollouts of the step accumulated is averaged here
-            self._remember(torch.full(member.shape, torch.nan, dtype=torch.float64, device=member.device))
+            self.add_metrics(rows_left_out=1.0, rows_scored=0.0, loss_of_groups=0.0)
+            # what earlier rollouts of the step accumulated is averaged here
+            passes.close(zero_through(self.row_scorer, model, rows))
+            self._remember(logp)
             return 0.0
         places = member.nonzero().squeeze(1)
-        of_members = {name: values[places] for name, values in rows.items()}
         at_anchor, anchor_logp = self._anchor_logp(rows, places)
-        if (
-            self.scorer.packs and not passes.several
-        ):  # what is small is done on the CPU, while the device is at work
-            rows, of_members = _on_cpu(rows), _on_cpu(of_members)
-            member, places = member.cpu(), places.cpu()
+        if self.scorer.packs and not passes.several:  # small: done on the CPU, while the device is at work
+            rows, places, logp = {name: values.cpu() for name, values in rows.items()}, places.cpu(), logp.cpu()
             anchor_logp = None if anchor_logp is None else anchor_logp.cpu()
         if anchor_logp is not None:
             anchor_logp = passes.finite(anchor_logp)
-        parts, tokens = self._parts(of_members)
-        found = self.group_step.accumulate(
+        size = self.args.per_device_train_batch_size
+        share = len(self._window) / self.current_gradient_accumulation_steps
+        gradient = self.group_step.accumulate(
             passes,
-            StepRows(
-                of_members["groups"],
-                of_members["rewards"],
-                of_members["best"],
-                groups,
-                self._by_index(model, rows, places, tokens),
-                parts,
-                nothing,
-            ),
+            step_rows(self.row_scorer, model, rows, places, groups=groups, rows_per_pass=size),
             anchor_logp,
             tau=self.tau,
             at_anchor=at_anchor,
             share=share,
-            as_before=self.state.global_step != self._sampled_at,
+            as_before=self.state.global_step != self.anchors.sampled_at,
         )
-        self.gradient_monitor.step(1 - float(found.diagnostics.live) * groups / all_groups)
-        self._tell(rows, places, found)
-        logp = torch.full(member.shape, torch.nan, dtype=torch.float64, device=member.device)
-        logp[places] = found.logp
+        self.gradient_monitor.step(1 - float(gradient.diagnostics.live) * groups / all_groups)
+        self.add_metrics(**self.step_log.step(rows, places, gradient))
+        logp[places] = gradient.logp
         self._remember(logp)
-        first = self.state.global_step - self._sampled_at == 1  # step after the one at the anchor
-        if first and self.anchor is None and anchor_logp is not None:
-            self._measure_tau(found.logp - anchor_logp, of_members["groups"], anchor_logp)
-        loss: float = found.loss.item() * share
+        second = self.state.global_step - self.anchors.sampled_at == 1  # the step after the one at the anchor
+        if second and self.anchor is None and anchor_logp is not None:
+            moved, of_group = gradient.logp - anchor_logp, rows["groups"][places]
+            self.add_metrics(**self.tau_control.measure(moved, of_group, anchor_logp))
+        loss: float = gradient.loss.item() * share
         return loss
 
-    def _by_index(self, model: nn.Module, rows: Rows, places: Tensor, tokens: Callable[[Tensor], int]) -> ByIndex:
-        """A process without a member has to go through the model too, once: with its first row."""
+    def _anchor_logp(self, rows: Rows, places: Tensor) -> tuple[bool, Tensor | None]:
+        """Whether the policy is at its anchor, and log-probabilities of members under it, where needed."""
+        if not self.anchors.coincides(self.state.global_step):
+            return False, self.anchors.logp(rows, places)
+        if self.tau_control.measures_next_step(self.optimizer):
+            logp = self.anchors.current_logp(rows, places)
+            self.tau_control.before_step(rows, places, logp, self.optimizer)
+        return True, self.anchors.current_logp(rows, places) if self.objective.target.reads_anchor else None
 
-        def take(chosen: Tensor) -> Rows:
-            where = places[chosen] if len(chosen) else places.new_zeros(1)
-            return trimmed({name: values[where] for name, values in rows.items()})
+    def _remember(self, logp: Tensor) -> None:
+        self.anchors.remember(self._buffered_inputs or [], self._window, logp, self.state.global_step)
 
-        return ByIndex(
-            lambda chosen: self._logp(model, take(chosen)),
-            (lambda chosen, c: self._weighted_logp(model, take(chosen), c)) if self.scorer.packs else None,
-            tokens,
-        )
+    def after_step(self, control: Any) -> None:
+        """What follows an optimizer step."""
+        for policy in self.kept_policies.values():
+            policy.on_step()
+        self.add_metrics(**self.tau_control.after_step(self.anchors.current_logp), **self.step_log.after_step())
+        if self.kl_budget is not None and self.kl_budget.exceeded:
+            limit = self.kl_budget.limit
+            log.warning("step %d: KL to the start is over kl_budget = %g; stop", self.state.global_step, limit)
+            control.should_save = control.should_training_stop = True
 
-    def _parts(self, rows: Rows) -> tuple[Callable[[], list[Tensor]], Callable[[Tensor], int]]:
-        """Rows of a pass: so many tokens, or as many completions as a micro-batch has; and what they take."""
-        device = rows["groups"].device
-        if self.scorer.packs:
-            sizes = self._sizes(rows)
-            return lambda: sizes.passes(self.scorer.budget.tokens, device), sizes.tokens
-        order = torch.sort(rows["groups"], stable=True)
-        numbers = torch.unique_consecutive(order.values, return_inverse=True)[1]
-        parts = [order.indices[part] for part in whole_groups(numbers, self.args.per_device_train_batch_size)]
-        width = rows["prompt_ids"].shape[1] + rows["completion_ids"].shape[1]
-        return lambda: parts, lambda chosen: len(chosen) * width
-
-    # What is told, and what a checkpoint keeps.
-
-    def _tell(self, rows: Rows, places: Tensor, found: exact.GroupGradient) -> None:
-        self._seen = Seen(rows, places, found.coefficients)
-        everyone = len(rows["member"])
-        shares = torch.tensor([1 - found.rows_trained / everyone, found.rows_scored / everyone])
-        left_out, scored = self.accelerator.reduce(shares.to(places.device), reduction="mean").tolist()
-        self._note(
-            rows_left_out=left_out,
-            rows_scored=scored,
-            loss_of_groups=float(found.loss),
-            **{name: float(value) for name, value in found.diagnostics._asdict().items()},
-        )
-        for name in ("best", "worst"):
-            weight = rows[name][places] * ~found.logp.isnan()
-            total = torch.stack([(weight * found.logp.nan_to_num(0.0)).sum(), weight.sum()])
-            self._tallies[name] = self._tallies.get(name, 0) + total.to(self.accelerator.device)
-
-    def _note_tallies(self) -> None:
-        """Log-probabilities of the best and the worst members, which the micro-batches have seen."""
-        nothing = torch.zeros(2, dtype=torch.float64, device=self.accelerator.device)
-        sums = torch.stack([self._tallies.get(name, nothing) for name in ("best", "worst")])
-        (best, best_count), (worst, worst_count) = self.accelerator.reduce(sums, reduction="sum").tolist()
-        self._tallies = {}
-        if best_count and worst_count:
-            best, worst = best / best_count, worst / worst_count
-            self._note(best_logp=best, worst_logp=worst, logp_margin=best - worst)
+    # Checkpoints.
 
     @property
-    def _had_ended(self) -> bool:
-        return super()._had_ended or self._over_budget
+    def kept_policies(self) -> dict[str, Self]:
+        """The anchors whose weights a checkpoint keeps, by name."""
+        start = None if self.kl_budget is None else self.kl_budget.start
+        policies = {"anchor": self.anchor, "start": None if start is self.anchor else start}
+        return {name: policy for name, policy in policies.items() if policy is not None}
 
-    def _save_own(self, folder: Path) -> None:
+    @property
+    def _is_finished(self) -> bool:
+        return super()._is_finished or (self.kl_budget is not None and self.kl_budget.exceeded)
+
+    def _save_checkpoint(self, *arguments: Any, **options: Any) -> None:
         self.notes[SAMPLES] = self.sample_groups()
-        super()._save_own(folder)
-        if self.args.should_save:
-            numbers = {
-                "tau": self.tau,
-                "schedule": self.schedule.state_dict(),
-                "sampled_at": self._sampled_at,
-                "guard": self.step_guard.state_dict(),
-                "over_budget": self._over_budget,
-            }
-            state.save(folder, numbers, self._kept_policies)
-
-    def _load_own(self, folder: Path) -> None:
-        super()._load_own(folder)
-        numbers = state.load(folder, self._kept_policies)
-        self.tau, self._sampled_at = numbers["tau"], numbers["sampled_at"]
-        self._over_budget = numbers["over_budget"]
-        self.schedule.load_state_dict(numbers["schedule"])
-        self.step_guard.refused, self.step_guard.in_a_row = (
-            numbers["guard"]["refused"],
-            numbers["guard"]["in_a_row"],
-        )
-
-
-def _on_cpu(rows: Rows) -> Rows:
-    return {name: values.cpu() for name, values in rows.items()}
+        super()._save_checkpoint(*arguments, **options)
 
 
 class _AfterStep(TrainerCallback):  # type: ignore[misc]
-    """What follows an optimizer step."""
-
     def __init__(self, trainer: ADPOTrainer) -> None:
         self.trainer = trainer
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        trainer = self.trainer
-        for policy in trainer._kept_policies.values():
-            policy.on_step()
-        trainer._calibrate_after()
-        trainer._note_tallies()
-        if trainer._over_budget:
-            log.warning("step %d: KL to the start is over kl_budget = %g; stop", state.global_step, args.kl_budget)
-            control.should_save = control.should_training_stop = True
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        self.trainer.after_step(control)

@@ -1,4 +1,4 @@
-"""Runs of TRL's `GRPOTrainer` that go on exactly where they stopped: in the middle of a rollout, in any epoch."""
+"""The rollout at hand as a part of checkpoints: a run goes on exactly where it stopped, in the middle of one."""
 
 from __future__ import annotations
 
@@ -8,59 +8,49 @@ from typing import Any
 
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from trl import GRPOTrainer
-
-from adpo.integrations.checkpoints import SafeCheckpoints
-from adpo.integrations.epochs import StartEpoch
-from adpo.integrations.trl import contract
 
 COUNTERS = "rollout.json"
 Part = dict[str, Any]
 """A micro-batch of a rollout: tensors, and names that hold None."""
 
 
-class ExactResume(SafeCheckpoints, GRPOTrainer):  # type: ignore[misc]
-    """A `GRPOTrainer` whose checkpoints hold the rollout at hand, and whose epochs are shuffled by number."""
+class BufferedRollout:
+    """A part of checkpoints: the rollout at hand in micro-batches, and how many of them have been used."""
 
-    train_sampler: Any = None
-    _buffered_inputs: list[Part] | None  # the rollout at hand, in micro-batches
+    def __init__(self, trainer: Any) -> None:
+        self.trainer, self.accelerator = trainer, trainer.accelerator
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        contract.check_class(GRPOTrainer)
-        super().__init__(*arguments, **options)
-        contract.check_trainer(self)
-        self.add_callback(StartEpoch(self))
-
-    def _get_train_sampler(self, dataset: Any = None) -> Any:
-        self.train_sampler = super()._get_train_sampler(dataset)
-        return self.train_sampler
-
-    def _save_own(self, folder: Path) -> None:
-        super()._save_own(folder)
-        rollout = self._buffered_inputs or []
-        if self._step % (self.args.steps_per_generation * self.num_iterations) == 0:
+    def save(self, folder: Path, main: bool) -> None:
+        trainer = self.trainer
+        rollout: list[Part] = trainer._buffered_inputs or []
+        if trainer._step % (trainer.args.steps_per_generation * trainer.num_iterations) == 0:
             rollout = []  # used up
         tensors, absent = flat(rollout)
-        rank = self.accelerator.process_index
         if tensors:
-            save_file(tensors, folder / f"rollout_{rank}.safetensors")
-        if self.args.should_save:
-            counters = {"step": self._step, "parts": len(rollout), "absent": absent}
+            save_file(tensors, self._path(folder, self.accelerator.process_index))
+        if main:
+            counters = {"step": trainer._step, "parts": len(rollout), "absent": absent}
             (folder / COUNTERS).write_text(json.dumps(counters) + "\n")
 
-    def _load_own(self, folder: Path) -> None:
-        super()._load_own(folder)
+    def load(self, folder: Path) -> None:
         counters = json.loads((folder / COUNTERS).read_text())
-        self._step = counters["step"]
+        self.trainer._step = counters["step"]
         if counters["parts"]:
-            device = self.accelerator.device
-            path = folder / f"rollout_{self.accelerator.process_index}.safetensors"
+            path = self._path(folder, self.accelerator.process_index)
             if not path.exists():
                 raise ValueError(f"{folder} was written by a run of fewer processes: resume it with as many")
-            if (folder / f"rollout_{self.accelerator.num_processes}.safetensors").exists():
+            if self._path(folder, self.accelerator.num_processes).exists():
                 raise ValueError(f"{folder} was written by a run of more processes: resume it with as many")
-            tensors = {name: value.to(device) for name, value in load_file(path).items()}
-            self._buffered_inputs = unflat(tensors, counters["parts"], counters["absent"])
+            tensors = {name: value.to(self.accelerator.device) for name, value in load_file(path).items()}
+            self.trainer._buffered_inputs = unflat(tensors, counters["parts"], counters["absent"])
+
+    def size(self) -> int:
+        """Little beside the weights."""
+        return 0
+
+    @staticmethod
+    def _path(folder: Path, process: int) -> Path:
+        return folder / f"rollout_{process}.safetensors"
 
 
 def flat(parts: list[Part]) -> tuple[dict[str, Tensor], list[str]]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -22,13 +22,10 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from adpo.integrations.accepted import limit_rows, refuse_liger, refuse_pictures, refuse_vision
 from adpo.integrations.forms import NARROW
-from adpo.integrations.policies import refuse_kind, refuse_tokenizer
 from adpo.integrations.sharding import SHARDED
 from adpo.integrations.trl.arguments import check_generation_kwargs
-from adpo.integrations.trl.resume import ExactResume
-from adpo.integrations.trl.vllm import check_vllm, failures_in_one_line
+from adpo.integrations.trl.vllm import failures_in_one_line
 from adpo.lm.decoding import PADDED_TO, Decoder, padded, up_to_end
 from adpo.lm.decoding_checks import why_not_decoded
 from adpo.lm.padding import off_by_padding
@@ -68,42 +65,28 @@ class SamplingForm:
             )
 
 
-class Sampling(ExactResume):
-    """A `GRPOTrainer` that chooses how its own model samples."""
+class PolicySampler:
+    """Completions of prompts, by the model itself or by what TRL has (``of_trl``, its `_generate_single_turn`)."""
 
-    pad_to_multiple_of: int | None
-    eos_token_ids: list[int]
-    _tokenizer: Any
-    model_wrapped: nn.Module
-    _copy: nn.Module | None = None  # of the policy, to sample from
-    long_rows = "are left out"  # those beyond the length that a pass can take without changing others
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        name, data = type(self).__name__, (options.get("train_dataset"), options.get("eval_dataset"))
-        refuse_pictures(name, data, options.get("processing_class"))
-        args = options.get("args") or arguments[2]
-        refuse_liger(args)
-        model = options["model"] if "model" in options else arguments[0]
-        check_vllm(args, model)
-        if isinstance(model, nn.Module):
-            refuse_kind(name, model)
-        super().__init__(*arguments, **options)
-        policy = self.accelerator.unwrap_model(self.model)
-        refuse_kind(name, policy)  # also of a model that was only named, and of its adapter
-        refuse_vision(name, policy)
-        refuse_tokenizer(name, policy, self._tokenizer)
-        limit_rows(policy, self.args.max_completion_length, instead=self.long_rows)
-        self._refuse_padding()
+    def __init__(self, trainer: Any, of_trl: Callable[..., Any]) -> None:
+        self.trainer, self._of_trl = trainer, of_trl
+        self.args, self.accelerator = trainer.args, trainer.accelerator
+        self._copy: nn.Module | None = None  # of the policy, to sample from
         self._decoders: dict[tuple[int, int], Decoder] = {}
+        self._refuse_padding()
         self.why_not_recorded = self._why_not_recorded()
         self.why_not_compiled = self._why_not_compiled()
         if self.why_not_compiled is None:
-            self.pad_to_multiple_of = self.pad_to_multiple_of or PADDED_TO
+            trainer.pad_to_multiple_of = trainer.pad_to_multiple_of or PADDED_TO
         if self.args.record_sampling and self.why_not_recorded is not None:
             log.warning("record_sampling has no effect: %s", self.why_not_recorded)
         elif self.why_not_compiled == NARROW_RANGE:
             log.warning("sampling is not compiled: %s", NARROW_RANGE)
-        log.info("sampling: %s", self.how_sampled())
+        log.info("sampling: %s", self.description())
+
+    @property
+    def policy(self) -> Any:
+        return self.accelerator.unwrap_model(self.trainer.model)
 
     def _refuse_padding(self) -> None:
         """A batch of prompts is padded on the left: not for a model that reads it."""
@@ -111,7 +94,7 @@ class Sampling(ExactResume):
             return
         if self.accelerator.distributed_type in SHARDED:
             return
-        policy = self.accelerator.unwrap_model(self.model)
+        policy = self.policy
         off = off_by_padding(policy, NARROW.get(self.accelerator.mixed_precision), positions=True)
         if off:
             raise ValueError(
@@ -120,7 +103,7 @@ class Sampling(ExactResume):
                 "or take another model"
             )
 
-    def how_sampled(self) -> str:
+    def description(self) -> str:
         """As one line."""
         rounded = "" if self._rounded is None else f", from a copy of the policy in {self._rounded}"
         if self.why_not_recorded is None:
@@ -136,7 +119,7 @@ class Sampling(ExactResume):
         plain = asked.top_p == 1 and not asked.top_k and asked.min_p is None and asked.repetition_penalty == 1
         if not plain or asked.generation_kwargs:
             return "sampling is shaped by more than a temperature"
-        return self._why_no_fixed_cache() or why_not_decoded(self.accelerator.unwrap_model(self.model))
+        return self._why_no_fixed_cache() or why_not_decoded(self.policy)
 
     def _why_not_compiled(self) -> str | None:
         if not self.args.compile_sampling:
@@ -154,7 +137,7 @@ class Sampling(ExactResume):
         if self.accelerator.device.type != "cuda":
             return "no GPU"
         if self._rounded is not None:  # a copy would be sampled from: it must be the policy but for rounding
-            if hasattr(self.accelerator.unwrap_model(self.model), "peft_config"):
+            if hasattr(self.policy, "peft_config"):
                 return "an adapter on weights in another precision than the passes"
             if args.cast_lm_head_to_fp32:
                 return "an output layer in float32"
@@ -166,9 +149,10 @@ class Sampling(ExactResume):
     def _rounded(self) -> torch.dtype | None:
         """The precision of passes, if weights are in another."""
         passes = NARROW.get(self.accelerator.mixed_precision)
-        return passes if passes != next(self.model.parameters()).dtype else None
+        return passes if passes != next(self.trainer.model.parameters()).dtype else None
 
-    def _generate_single_turn(self, prompt_ids: Any, *arguments: Any, **options: Any) -> Any:
+    def generate(self, prompt_ids: Any, *arguments: Any, **options: Any) -> Any:
+        """As TRL's `_generate_single_turn`: completions as ids, and what else TRL returns."""
         pictures = any(arguments[:2])
         if self.args.sampling_rows is None or pictures:
             return self._sampled(prompt_ids, *arguments, **options)
@@ -178,7 +162,7 @@ class Sampling(ExactResume):
 
     def _sampled(self, prompt_ids: Any, *arguments: Any, **options: Any) -> Any:
         try:
-            if self.why_not_recorded is None and self.model.training and not any(arguments[:2]):
+            if self.why_not_recorded is None and self.trainer.model.training and not any(arguments[:2]):
                 return self._recorded(prompt_ids), None
             with failures_in_one_line(self.args):
                 return self._generated(prompt_ids, *arguments, **options)
@@ -189,26 +173,26 @@ class Sampling(ExactResume):
 
     def _recorded(self, prompts: list[list[int]]) -> list[list[int]]:
         """Completions up to their end token."""
-        policy, pad = self.accelerator.unwrap_model(self._sampled_from()), self._tokenizer.pad_token_id
+        policy, pad = self.accelerator.unwrap_model(self._sampled_from()), self.trainer._tokenizer.pad_token_id
         ids, mask = padded(prompts, pad)
         size = rows, width = len(ids), ids.shape[1]
         if size not in self._decoders:
             while len(self._decoders) >= SIZES:
                 self._decoders.pop(next(iter(self._decoders)))
-            longest, ends = self.args.max_completion_length, self.eos_token_ids
+            longest, ends = self.args.max_completion_length, self.trainer.eos_token_ids
             self._decoders[size] = Decoder(policy, rows, width, longest, self.args.temperature, ends, pad)
         said = self._decoders[size](ids, mask).tolist()
-        return [up_to_end(tokens, self.eos_token_ids) for tokens in said]
+        return [up_to_end(tokens, self.trainer.eos_token_ids) for tokens in said]
 
     def _generated(self, *arguments: Any, **options: Any) -> Any:
-        if self.why_not_compiled is not None or not self.model.training:
-            return super()._generate_single_turn(*arguments, **options)
-        wrapped, policy = self.model_wrapped, self.accelerator.unwrap_model(self.model)
+        if self.why_not_compiled is not None or not self.trainer.model.training:
+            return self._of_trl(*arguments, **options)
+        wrapped, policy = self.trainer.model_wrapped, self.policy
         checkpointing = policy.is_gradient_checkpointing
         try:
             self._choose("static", compiled=True)
-            self.model_wrapped = self._sampled_from()
-            return super()._generate_single_turn(*arguments, **options)
+            self.trainer.model_wrapped = self._sampled_from()
+            return self._of_trl(*arguments, **options)
         except RuntimeError as error:  # of the compiler, of memory, of a model that has no such cache
             self.why_not_compiled = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             log.warning("compiled decoding failed, going on without: %s", self.why_not_compiled)
@@ -218,25 +202,27 @@ class Sampling(ExactResume):
                 )
         finally:
             self._choose(None, compiled=False)
-            self.model_wrapped = wrapped
+            self.trainer.model_wrapped = wrapped
         self._copy = None
-        return super()._generate_single_turn(*arguments, **options)
+        return self._of_trl(*arguments, **options)
 
     @torch.no_grad()
     def _sampled_from(self) -> nn.Module:
         """The policy, or its copy in the precision of passes."""
         dtype = self._rounded
         if dtype is None:
-            return self.model_wrapped
-        policy = self.accelerator.unwrap_model(self.model)
+            wrapped: nn.Module = self.trainer.model_wrapped
+            return wrapped
+        policy = self.policy
         if self._copy is None:
             self._copy = made_like(policy, dtype)
         copy_weights(policy, self._copy)
         return self._copy.train(policy.training)
 
     def _choose(self, cache: str | None, *, compiled: bool) -> None:
-        self.generation_config.cache_implementation = self.generation_kwargs["cache_implementation"] = cache
-        self.generation_config.disable_compile = not compiled
+        config = self.trainer.generation_config
+        config.cache_implementation = self.trainer.generation_kwargs["cache_implementation"] = cache
+        config.disable_compile = not compiled
 
 
 def even_parts(rows: Sequence[T], most: int) -> list[Sequence[T]]:
