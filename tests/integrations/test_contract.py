@@ -1,5 +1,8 @@
 """What is relied on inside TRL: looked at before a trainer is made, and one line where it has changed."""
 
+import ast
+import inspect
+import re
 import tomllib
 from pathlib import Path
 
@@ -11,7 +14,8 @@ from datasets import Dataset
 from packaging.version import Version
 from trl import GRPOTrainer
 
-from adpo.integrations.trl import ADPOConfig, ADPOTrainer, contract, resume
+from adpo.integrations.trl import ADPOConfig, ADPOTrainer, base, contract
+from adpo.integrations.trl.baselines import FastGRPOTrainer
 
 
 def test_the_installed_trl_is_as_it_should_be():
@@ -26,6 +30,43 @@ def test_the_versions_claimed_are_those_that_are_tested():
     bound = next(line for line in extras["lm"] if line.startswith("trl"))
     assert Version(bound.removeprefix("trl>=")) == Version(contract.OLDEST)
     assert f"trl=={contract.NEWEST}" in (project / "constraints.txt").read_text().splitlines()
+
+
+SOURCE = Path(base.__file__).parent
+FILES = [*SOURCE.glob("*.py"), *SOURCE.parent.glob("*.py")]
+
+
+def test_what_is_overridden_stands_in_the_contract():
+    """But for what transformers and TRL document."""
+    for trainer in (ADPOTrainer, FastGRPOTrainer):
+        own = trainer.__mro__[: trainer.__mro__.index(GRPOTrainer)]
+        assert len([kind for kind in own if issubclass(kind, GRPOTrainer)]) == 2  # itself, and what both share
+        names = {name for kind in own for name in vars(kind) if not name.startswith("__")}
+        overridden = {name for name in names if callable(getattr(GRPOTrainer, name, None))}
+        assert overridden - set(contract.SIGNATURES) <= {"train"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_what_is_read_of_trl_stands_in_the_contract(path):
+    """Private methods, and attributes that TRL's trainer sets when it is made."""
+    attributes = set(re.findall(r"self\.(\w+)(?:: [^=]+)? = ", inspect.getsource(GRPOTrainer.__init__)))
+    of_trl = attributes | {name for name in dir(GRPOTrainer) if name.startswith("_") and not name.startswith("__")}
+    own = {name for kind in (ADPOTrainer, FastGRPOTrainer) for part in kind.__mro__ for name in part.__dict__}
+    own = {name for name in own if not hasattr(GRPOTrainer, name)}
+    listed = {*contract.SIGNATURES, *contract.ATTRIBUTES, *contract.WHERE_USED, *contract.PUBLIC}
+    tree = ast.parse(path.read_text())
+    forms = [node for node in tree.body if isinstance(node, ast.ClassDef) and not node.name.endswith("Trainer")]
+    of_others = {id(node) for form in forms for node in ast.walk(form) if ast.unparse(node).startswith("self.")}
+    of_others -= {id(node) for form in forms for node in ast.walk(form) if "self.trainer" in ast.unparse(node)}
+    unlisted = {
+        f"{path.name}:{node.lineno} {node.attr}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and node.attr in of_trl - own - listed
+        and ast.unparse(node.value) in ("trainer", "self.trainer", "super()", "self")
+        and id(node) not in of_others
+    }
+    assert not unlisted
 
 
 @pytest.mark.parametrize("name", contract.SIGNATURES)
@@ -69,7 +110,7 @@ def test_an_attribute_that_is_gone_is_found_once_it_is_made(tmp_path, monkeypatc
         plain(self, *arguments, **options)
         del self.eos_token_ids
 
-    monkeypatch.setattr(resume.GRPOTrainer, "__init__", forgetful)
+    monkeypatch.setattr(base.GRPOTrainer, "__init__", forgetful)
     with pytest.raises(ValueError, match="a trainer has no eos_token_ids"):
         made(tmp_path)
 

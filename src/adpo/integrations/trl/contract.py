@@ -37,13 +37,17 @@ SIGNATURES: dict[str, tuple[str, ...]] = {
 }
 """Methods that are overridden or called, with the parameters that are passed or read."""
 ATTRIBUTES = (
-    *("_buffered_inputs", "_metrics", "_step", "_tokenizer", "beta", "eos_token_ids"),
+    *("_buffered_inputs", "_metrics", "_name", "_step", "_tokenizer", "beta", "eos_token_ids"),
     *("mask_truncated_completions", "max_completion_length", "max_tool_calling_iterations"),
     *("model_wrapped", "num_generations", "num_iterations", "pad_to_multiple_of", "ref_model", "reward_weights"),
     *("rollout_func", "temperature", "tools", "use_vllm", "_entropy_bonus_enabled", "aux_loss_enabled"),
     *("top_entropy_quantile", "loss_type"),
 )
 """What a trainer is read for once it has been made."""
+WHERE_USED = ("generation_config", "generation_kwargs", "router_aux_loss_coef", "vllm_generation")
+"""What a trainer is read for where its arguments ask for vLLM, for its own sampling, or for a router's loss."""
+PUBLIC = ("model", "args", "train_dataset")
+"""Attributes of any trainer, which transformers documents."""
 ROLLOUT = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages")
 """What a rollout must hold."""
 GENERATED = 6
