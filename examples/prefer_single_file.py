@@ -22,7 +22,9 @@ from torch import Tensor
 
 import adpo
 from adpo import exact
-from adpo.lm import embedded, lists, tasks
+from adpo.models import embedded
+from adpo.preferences import generated_lists as lists
+from adpo.tasks import generated_tasks as tasks
 
 
 @dataclass

@@ -24,7 +24,8 @@ from torch import Tensor
 
 import adpo
 from adpo import exact
-from adpo.lm import embedded, tasks
+from adpo.models import embedded
+from adpo.tasks import generated_tasks as tasks
 
 
 @dataclass

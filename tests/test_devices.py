@@ -2,7 +2,7 @@
 
 import torch
 
-from adpo.devices import best_device
+from adpo.system.devices import best_device
 
 
 def test_an_accelerator_that_is_not_there_is_not_used(monkeypatch):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import adpo
-from adpo.provenance import provenance, typed
+from adpo.system.provenance import provenance, typed
 
 
 def test_a_copy_without_history_is_told_its_commit(monkeypatch):

@@ -74,10 +74,10 @@ def walk(command, path):
     if not hasattr(command, "commands"):
         found[path] = sorted(name for option in command.params for name in option.opts)
 walk(typer.main.get_command(app), "")
-from adpo.integrations.listwise import ListwiseConfig
-from adpo.integrations.trl import ADPOConfig
-from adpo.training.lists import PreferSettings
-from adpo.training.settings import RunSettings
+from adpo.trainers.listwise import ListwiseConfig
+from adpo.trainers.trl import ADPOConfig
+from adpo.runs.settings.prefer_settings import PreferSettings
+from adpo.runs.settings.train_settings import RunSettings
 for kind in (ADPOConfig, ListwiseConfig, PreferSettings, RunSettings):
     found[kind.__name__] = sorted(field.name for field in dataclasses.fields(kind))
 import adpo

@@ -10,7 +10,7 @@ the coordinates (the anchor), the target Q and the divergence D independently:
 1.7918
 """
 
-from adpo import algorithm, anchors, baselines, exact
+from adpo import algorithm, anchors, baselines, exact, moved
 from adpo.core import presets
 from adpo.core.divergences import Divergence, alpha, cross_entropy, forward_kl, reverse_kl, wasserstein
 from adpo.core.groups import from_flat, to_flat, to_table
@@ -30,6 +30,7 @@ from adpo.core.targets import (
 from adpo.core.temperature import ConstantTau, GuardedTau, HybridTau, Temperature
 
 __version__ = "0.1.0"
+moved.install()
 
 __all__ = [
     "ConstantTau",

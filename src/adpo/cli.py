@@ -20,11 +20,11 @@ from rich.progress import Progress
 from rich.table import Table
 
 import adpo
-from adpo.errors import NothingLearnedError
-from adpo.extras import require
-from adpo.reproduce import reproduce
-from adpo.tuning_commands import tune
-from adpo.verl_commands import verl_config, verl_data
+from adpo.commands.reproduce import reproduce
+from adpo.commands.tune import tune
+from adpo.commands.verl import verl_config, verl_data
+from adpo.system.errors import NothingLearnedError
+from adpo.system.extras import require
 
 app = typer.Typer(
     add_completion=False,
@@ -105,7 +105,7 @@ def train(
     """
     started = time.monotonic()
     require("train", "lm", "trl", "peft", "math_verify", "tensorboard", "yaml")
-    from adpo.training import command
+    from adpo.runs import train_eval as command
 
     command.train(config, context.args, method.value if method else None, out, seed, resume, dry_run, started)
 
@@ -128,7 +128,7 @@ def prefer(
     docs/prefer.md.
     """
     require("prefer", "lm", "trl", "peft", "datasets", "tensorboard", "yaml")
-    from adpo.training import prefer as offline
+    from adpo.runs import prefer as offline
 
     words = [*context.args, *(["--skip_bad"] if skip_bad else [])]
     offline.command(words, config, out, seed, resume, dry_run)
@@ -150,7 +150,7 @@ def evaluate(
     Problems are chosen as in train: --data, --levels, --task, --level, --eval_problems and the like.
     """
     require("eval", "lm", "trl", "peft", "math_verify", "yaml")
-    from adpo.training import command
+    from adpo.runs import train_eval as command
 
     command.evaluate(checkpoint, before, context.args, samples, temperature, max_new_tokens, out, seed)
 
@@ -193,7 +193,7 @@ def report(
 ) -> None:
     """Make one self-contained HTML page from results, finished or going on."""
     require("report", "report", "jinja2", "plotly", "scipy")
-    from adpo.report import command
+    from adpo.report import make_report as command
 
     def say(line: str) -> None:
         Console().print(line, markup=False)
@@ -220,7 +220,7 @@ def env() -> None:
         version = importlib.metadata.version(package) if found else f"missing: pip install 'adpo[{extra}]'"
         table.add_row(f"{package} (extra {extra})", escape(version))
     if importlib.util.find_spec("transformers") is not None:
-        from adpo.lm.scorer import available_forms
+        from adpo.scoring.scorer import available_forms
 
         for name, state in available_forms().items():
             table.add_row(name, escape(state))

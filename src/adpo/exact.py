@@ -23,8 +23,8 @@ from torch import Tensor
 
 from adpo.core.objective import Diagnostics, Objective
 from adpo.core.signals import Signals
-from adpo.ranks import Ranks
 from adpo.rows import RowGroups
+from adpo.system.ranks import Ranks
 
 ScoreRows = Callable[[Tensor], Tensor]
 """Log-probabilities ``[len(rows)]`` of the rows with these indices; differentiable, and the same each time."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from adpo.core.groups import from_flat, to_flat, to_table
 from adpo.core.objective import Diagnostics, Objective
 from adpo.core.signals import PER_GROUP, Signals, by_name
-from adpo.ranks import Ranks
+from adpo.system.ranks import Ranks
 
 
 @dataclass(frozen=True)

@@ -118,7 +118,7 @@ def test_mistakes_of_a_user_are_one_line_and_leave_nothing(words, complaint, tmp
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "say hello"}\n')
     (tmp_path / "same.jsonl").write_text('{"prompt": "1+1=", "chosen": "2", "rejected": "2"}\n')
     if "--model m" in words:
-        from adpo.lm.embedded import WarmUp, make_model, make_tokenizer
+        from adpo.models.embedded import WarmUp, make_model, make_tokenizer
 
         make_model(WarmUp(hidden=16, layers=1)).save_pretrained(tmp_path / "m")
         make_tokenizer().save_pretrained(tmp_path / "m")

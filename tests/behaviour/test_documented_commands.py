@@ -13,11 +13,11 @@ pytest.importorskip("optuna")
 import typer.main
 
 from adpo.cli import app
-from adpo.integrations.listwise import ListwiseConfig
-from adpo.integrations.trl import ADPOConfig
-from adpo.training.keys import parse_pairs
-from adpo.training.lists import PreferSettings
-from adpo.training.settings import RunSettings
+from adpo.runs.settings.keys import parse_pairs
+from adpo.runs.settings.prefer_settings import PreferSettings
+from adpo.runs.settings.train_settings import RunSettings
+from adpo.trainers.listwise import ListwiseConfig
+from adpo.trainers.trl import ADPOConfig
 from adpo.tuning.experiments import EXPERIMENTS
 
 ROOT = Path(__file__).parents[2]

@@ -379,7 +379,7 @@ def test_mistakes_are_said_before_any_work(tmp_path, arguments, words):
 @pytest.mark.skipif(GGUF is None, reason="ADPO_TEST_GGUF names no .gguf file")
 def test_a_gguf_file_becomes_a_model_that_can_be_trained_and_saved(tmp_path):
     pytest.importorskip("gguf")
-    from adpo.lm.gguf import load_gguf
+    from adpo.models.gguf import load_gguf
 
     model, tokenizer = load_gguf(GGUF)
     assert next(model.parameters()).dtype == torch.float32
@@ -397,7 +397,7 @@ def test_a_gguf_file_becomes_a_model_that_can_be_trained_and_saved(tmp_path):
 
 
 def test_a_gguf_file_that_is_not_there_is_one_line():
-    from adpo.lm.gguf import load_gguf
+    from adpo.models.gguf import load_gguf
 
     with pytest.raises(ValueError, match="no such file"):
         load_gguf(Path("nowhere.gguf"))

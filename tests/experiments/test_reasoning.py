@@ -20,10 +20,10 @@ from adpo.experiments.reasoning.protocol import Choice, Trial
 from adpo.experiments.reasoning.rewards import BONUS, KINDS, Watched, agreement
 from adpo.experiments.reasoning.starts import Start
 from adpo.experiments.reasoning.tables import STUDIES
-from adpo.files import digest
-from adpo.lm import embedded
-from adpo.lm.rewards import Correct
-from adpo.lm.tasks import Outcome
+from adpo.models import embedded
+from adpo.system.files import digest
+from adpo.tasks.generated_tasks import Outcome
+from adpo.tasks.reward_functions import Correct
 
 SMOKE = PRESETS["smoke"]
 SMALL_WORDS = replace(SMOKE, start="smollm2", watched=8, groups=4, examined=2, files=PRESETS["gpu"].files)

@@ -2,7 +2,7 @@
 
 import torch
 
-from adpo.integrations import group_step
+from adpo.trainers import group_step
 
 
 class Small:

@@ -12,9 +12,9 @@ from datasets import Dataset, IterableDataset
 from transformers import ProcessorMixin
 from trl import GRPOConfig, GRPOTrainer
 
-from adpo.integrations.listwise import ListwiseConfig, ListwiseTrainer
-from adpo.integrations.trl import ADPOConfig, ADPOTrainer
-from adpo.integrations.trl.baselines import FastGRPOConfig, FastGRPOTrainer
+from adpo.trainers.listwise import ListwiseConfig, ListwiseTrainer
+from adpo.trainers.trl import ADPOConfig, ADPOTrainer
+from adpo.trainers.trl.grpo import FastGRPOConfig, FastGRPOTrainer
 
 VOCABULARY = 2 + len(tiny_lm.CHARACTERS)
 LISTS = {"prompt": "1+1=", "completions": ["2", "3"], "rewards": [1.0, 0.0]}

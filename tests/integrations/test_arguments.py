@@ -11,11 +11,11 @@ import test_trl_online as online
 from transformers import TrainingArguments
 from trl import GRPOConfig
 
-from adpo.integrations import arguments
-from adpo.integrations.listwise import ListwiseConfig
-from adpo.integrations.trl import ADPOConfig
-from adpo.integrations.trl import arguments as of_trl
-from adpo.integrations.trl.baselines import FastGRPOConfig
+from adpo.trainers.checks import arguments
+from adpo.trainers.listwise import ListwiseConfig
+from adpo.trainers.trl import ADPOConfig
+from adpo.trainers.trl import arguments as of_trl
+from adpo.trainers.trl.grpo import FastGRPOConfig
 
 CPU = {"use_cpu": True, "bf16": False, "report_to": "none"}
 TRANSFORMERS = [field.name for field in fields(TrainingArguments)]
@@ -26,7 +26,7 @@ TRL = [field.name for field in fields(GRPOConfig) if field.name not in TRANSFORM
 def test_arguments_of_transformers_are_classed_once(name):
     classes = (arguments.HONOURED, arguments.REFUSED, arguments.WITHOUT_MEANING)
     assert sum(name in names for names in classes) == 1, (
-        f"{name} is new: class it in adpo/integrations/arguments.py"
+        f"{name} is new: class it in adpo/trainers/checks/arguments.py"
     )
 
 
@@ -34,7 +34,7 @@ def test_arguments_of_transformers_are_classed_once(name):
 def test_arguments_of_trl_are_classed_once(name):
     classes = (of_trl.HONOURED, of_trl.MEANINGLESS)
     assert sum(name in names for names in classes) == 1, (
-        f"{name} is new: class it in adpo/integrations/trl/arguments.py"
+        f"{name} is new: class it in adpo/trainers/trl/arguments.py"
     )
 
 
@@ -150,8 +150,8 @@ for name in ("delta", "vespo_k_neg", "use_transformers_paged", "sync_ref_model",
     del GRPOConfig.__dataclass_fields__[name]
     delattr(GRPOConfig, name)
 GRPOConfig.__post_init__ = lambda self: setattr(self, "steps_per_generation", 1)
-from adpo.integrations.trl import ADPOConfig, ADPOTrainer
-from adpo.integrations.trl.baselines import FastGRPOConfig
+from adpo.trainers.trl import ADPOConfig, ADPOTrainer
+from adpo.trainers.trl.grpo import FastGRPOConfig
 print(ADPOConfig("out", per_device_train_batch_size=8).tau, FastGRPOConfig("out").scoring)
 """
 

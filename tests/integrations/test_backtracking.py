@@ -14,9 +14,10 @@ from datasets import Dataset
 from test_trl_online import trained, weights
 from tiny_lm import model as small_model
 
-from adpo.integrations.guards import TrainingStoppedError
-from adpo.integrations.trl import ADPOConfig, backtracking
-from adpo.integrations.trl.baselines import FastGRPOConfig, FastGRPOTrainer
+from adpo.trainers.monitors.guards import TrainingStoppedError
+from adpo.trainers.trl import ADPOConfig
+from adpo.trainers.trl.grpo import FastGRPOConfig, FastGRPOTrainer
+from adpo.trainers.trl.step import backtracking
 
 INNER = 4
 WILD = 100.0

@@ -14,8 +14,8 @@ from datasets import Dataset
 from packaging.version import Version
 from trl import GRPOTrainer
 
-from adpo.integrations.trl import ADPOConfig, ADPOTrainer, base, contract
-from adpo.integrations.trl.baselines import FastGRPOTrainer
+from adpo.trainers.trl import ADPOConfig, ADPOTrainer, base, contract
+from adpo.trainers.trl.grpo import FastGRPOTrainer
 
 
 def test_the_installed_trl_is_as_it_should_be():

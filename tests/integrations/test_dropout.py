@@ -9,7 +9,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import Qwen3ForCausalLM
 
-from adpo.lm.dropout import is_random, without_dropout
+from adpo.scoring.dropout import is_random, without_dropout
 
 
 def attention_with_dropout():

@@ -6,10 +6,10 @@ import pytest
 import torch
 from accelerate.utils import DistributedType
 
-from adpo.integrations.engine import OneStep, engine_of
-from adpo.integrations.listwise import ListwiseConfig
-from adpo.integrations.trl import ADPOConfig
-from adpo.integrations.trl.baselines import FastGRPOConfig
+from adpo.trainers.engine import OneStep, engine_of
+from adpo.trainers.listwise import ListwiseConfig
+from adpo.trainers.trl import ADPOConfig
+from adpo.trainers.trl.grpo import FastGRPOConfig
 
 
 class Engine:

@@ -10,8 +10,8 @@ import tiny_lm
 import torch
 from test_listwise_trainer import logged, ragged, trained, weights
 
-from adpo.integrations.listwise import ListwiseTrainer, sources
-from adpo.integrations.listwise.reference import Scores, fingerprint
+from adpo.trainers.listwise import ListwiseTrainer, sources
+from adpo.trainers.listwise.reference import Scores, fingerprint
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ from trl import DPOConfig, DPOTrainer
 
 import adpo
 from adpo import exact
-from adpo.integrations.listwise import ListwiseConfig, ListwiseTrainer
-from adpo.integrations.listwise.collate import tokens
-from adpo.lm.scoring import seq_logp
+from adpo.scoring.sequences import seq_logp
+from adpo.trainers.listwise import ListwiseConfig, ListwiseTrainer
+from adpo.trainers.listwise.collate import tokens
 
 COMMON = {
     "learning_rate": 0.05,

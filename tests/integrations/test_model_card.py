@@ -11,8 +11,8 @@ import yaml
 from huggingface_hub import ModelCard
 from peft import LoraConfig
 
-from adpo.integrations.model_card import CardFacts, licence_of
-from adpo.integrations.trl.baselines import FastGRPOConfig, FastGRPOTrainer
+from adpo.trainers.checkpoints.model_card import CardFacts, licence_of
+from adpo.trainers.trl.grpo import FastGRPOConfig, FastGRPOTrainer
 
 SAVED = {"save_strategy": "steps", "save_steps": 1}
 LORA = {"r": 2, "target_modules": ["q_proj"], "task_type": "CAUSAL_LM"}

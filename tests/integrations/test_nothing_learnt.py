@@ -13,9 +13,9 @@ import torch
 import two_processes
 from datasets import Dataset
 
-from adpo.integrations.gradient_monitor import STEPS, GradientMonitor, causes_of
-from adpo.integrations.listwise import ListwiseConfig, ListwiseTrainer
-from adpo.integrations.trl.baselines import FastGRPOConfig, FastGRPOTrainer
+from adpo.trainers.listwise import ListwiseConfig, ListwiseTrainer
+from adpo.trainers.monitors.gradient_monitor import STEPS, GradientMonitor, causes_of
+from adpo.trainers.trl.grpo import FastGRPOConfig, FastGRPOTrainer
 
 
 def test_causes_are_told_apart():

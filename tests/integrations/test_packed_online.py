@@ -11,8 +11,8 @@ from peft import LoraConfig
 from small_memory import Small
 from trl import GRPOConfig, GRPOTrainer
 
-from adpo.integrations.trl.baselines import FastGRPOConfig, FastGRPOTrainer
-from adpo.lm import scorer
+from adpo.scoring import scorer
+from adpo.trainers.trl.grpo import FastGRPOConfig, FastGRPOTrainer
 
 ARGUMENTS = {
     "max_completion_length": online.LENGTH,

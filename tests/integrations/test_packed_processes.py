@@ -12,8 +12,8 @@ import two_processes
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
-from adpo.integrations.trl import ADPOConfig, ADPOTrainer
-from adpo.integrations.trl.baselines import FastGRPOConfig, FastGRPOTrainer
+from adpo.trainers.trl import ADPOConfig, ADPOTrainer
+from adpo.trainers.trl.grpo import FastGRPOConfig, FastGRPOTrainer
 
 RANK = int(os.environ.get("RANK", "0"))
 

@@ -7,8 +7,8 @@ import tiny_lm
 import torch
 from datasets import Dataset
 
-from adpo.integrations.trl import ADPOConfig, ADPOTrainer
-from adpo.integrations.trl.baselines import FastGRPOConfig, FastGRPOTrainer
+from adpo.trainers.trl import ADPOConfig, ADPOTrainer
+from adpo.trainers.trl.grpo import FastGRPOConfig, FastGRPOTrainer
 
 ARGUMENTS = {"use_cpu": True, "bf16": False, "report_to": "none", "num_generations": 4, "scoring": "padded"}
 VOCABULARY = 2 + len(tiny_lm.CHARACTERS)

@@ -7,9 +7,9 @@ import tiny_lm
 import torch
 from datasets import Dataset
 
-from adpo.integrations import checkpoints
-from adpo.integrations.trl import ADPOConfig, ADPOTrainer, TrainingStoppedError
-from adpo.integrations.trl.baselines import FastGRPOConfig, FastGRPOTrainer
+from adpo.trainers.checkpoints import checkpoint_files as checkpoints
+from adpo.trainers.trl import ADPOConfig, ADPOTrainer, TrainingStoppedError
+from adpo.trainers.trl.grpo import FastGRPOConfig, FastGRPOTrainer
 
 PROMPTS = [{"prompt": f"{i}+{i + 1}="} for i in range(5)]
 TIMES = ("step_time", "train_runtime", "train_samples_per_second", "train_steps_per_second")
@@ -206,7 +206,7 @@ def test_old_checkpoints_go_and_the_best_one_stays(tmp_path):
 @pytest.mark.parametrize("failing", ["safetensors", "torch", "json"])
 def test_a_checkpoint_that_cannot_be_written_ends_the_run_in_one_line(tmp_path, monkeypatch, failing):
     """As a full disk does it: to each of the libraries that write."""
-    from adpo.integrations import state
+    from adpo.trainers.checkpoints import state_file as state
 
     full = OSError(28, "No space left on device")
     trained(tmp_path, 1)

@@ -6,10 +6,10 @@ import tiny_lm
 import torch
 from datasets import Dataset
 
-from adpo.integrations.trl import ADPOConfig, ADPOTrainer
-from adpo.integrations.trl.baselines import FastGRPOConfig, FastGRPOTrainer
-from adpo.integrations.trl.sampling import PolicySampler
-from adpo.lm.decoding import PADDED_TO
+from adpo.sampling.decoding import PADDED_TO
+from adpo.trainers.trl import ADPOConfig, ADPOTrainer
+from adpo.trainers.trl.grpo import FastGRPOConfig, FastGRPOTrainer
+from adpo.trainers.trl.rollout.sampling import PolicySampler
 
 KINDS = {"adpo": (ADPOTrainer, ADPOConfig), "grpo": (FastGRPOTrainer, FastGRPOConfig)}
 

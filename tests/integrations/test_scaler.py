@@ -12,10 +12,10 @@ from accelerate.state import AcceleratorState
 from datasets import Dataset
 from transformers import TrainerCallback
 
-from adpo.integrations.listwise import ListwiseConfig, ListwiseTrainer
-from adpo.integrations.trl import ADPOConfig, ADPOTrainer, TrainingStoppedError
-from adpo.integrations.trl.baselines import FastGRPOConfig, FastGRPOTrainer
-from adpo.integrations.trl.sampling import NARROW_RANGE
+from adpo.trainers.listwise import ListwiseConfig, ListwiseTrainer
+from adpo.trainers.trl import ADPOConfig, ADPOTrainer, TrainingStoppedError
+from adpo.trainers.trl.grpo import FastGRPOConfig, FastGRPOTrainer
+from adpo.trainers.trl.rollout.sampling import NARROW_RANGE
 
 SCALE = 2.0**10
 

@@ -4,7 +4,7 @@ import pytest
 import tiny_lm
 import torch
 
-from adpo.lm.scoring import Sequences, seq_logp, sequences, token_logp
+from adpo.scoring.sequences import Sequences, seq_logp, sequences, token_logp
 
 PROMPTS = [[2, 3], [4, 5, 6, 7], [8]]
 COMPLETIONS = [[9, 10, 1], [3, 1], [4, 5, 6, 7, 8, 1]]

@@ -13,7 +13,7 @@ import two_processes
 from accelerate.utils import DistributedType
 from datasets import Dataset
 
-from adpo.integrations.listwise import ListwiseConfig, ListwiseTrainer
+from adpo.trainers.listwise import ListwiseConfig, ListwiseTrainer
 
 SHARDS = {
     "fsdp": True,

@@ -13,10 +13,11 @@ from test_trl_online import GROUP, PROMPTS, trained, weights
 from trl import GRPOTrainer
 
 from adpo.anchors import EMA
-from adpo.integrations.auto_tau import AutoTau
-from adpo.integrations.guards import GuardedRewards
-from adpo.integrations.trl import ADPOConfig, ADPOTrainer, TrainingStoppedError, anchoring
-from adpo.integrations.trl.anchoring import KLBudget
+from adpo.trainers.monitors.auto_tau import AutoTau
+from adpo.trainers.monitors.guards import GuardedRewards
+from adpo.trainers.trl import ADPOConfig, ADPOTrainer, TrainingStoppedError
+from adpo.trainers.trl.step import anchoring
+from adpo.trainers.trl.step.anchoring import KLBudget
 
 
 def logged(trainer, name):

@@ -9,8 +9,8 @@ from datasets import Dataset, IterableDataset
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
-from adpo.integrations.trl import ADPOConfig, ADPOTrainer
-from adpo.integrations.trl.baselines import FastGRPOConfig, FastGRPOTrainer
+from adpo.trainers.trl import ADPOConfig, ADPOTrainer
+from adpo.trainers.trl.grpo import FastGRPOConfig, FastGRPOTrainer
 
 PROMPTS = [f"{i}+{i + 1}=" for i in range(4)]
 KINDS = {"adpo": (ADPOTrainer, ADPOConfig), "grpo": (FastGRPOTrainer, FastGRPOConfig)}

@@ -13,7 +13,7 @@ from datasets import Dataset
 from adpo.algorithm import Algorithm1, Batch
 from adpo.anchors import Zero
 from adpo.core.temperature import ConstantTau
-from adpo.integrations.trl import ADPOConfig, ADPOTrainer
+from adpo.trainers.trl import ADPOConfig, ADPOTrainer
 
 GROUP = 4
 PER_STEP = 4

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adpo.integrations.trl.endings import Completion, Endings, RecordedEngine
+from adpo.trainers.trl.rollout.endings import Completion, Endings, RecordedEngine
 
 DIGIT, END = 2, 1
 WHOLE, CUT = [DIGIT, END], [DIGIT] * online.LENGTH
@@ -63,7 +63,7 @@ finite = st.floats(-5, 5, width=32)
 @given(st.lists(st.tuples(finite, st.booleans()), min_size=2, max_size=6))
 def test_for_any_rewards_and_any_cuts(rows):
     """The rule by itself: nobody who was cut is above 0, above what it had, or above anybody who was not."""
-    from adpo.integrations.trl.members import no_better_than_uncut
+    from adpo.trainers.trl.rollout.members import no_better_than_uncut
 
     rewards, cut = (torch.tensor(column) for column in zip(*rows, strict=True))
     member = torch.ones_like(cut)

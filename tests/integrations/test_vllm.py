@@ -10,10 +10,10 @@ import pytest
 import tiny_lm
 import torch
 
-from adpo.integrations.trl import ADPOConfig, ADPOTrainer
-from adpo.integrations.trl import vllm as needs
-from adpo.integrations.trl.baselines import FastGRPOConfig, FastGRPOTrainer
-from adpo.integrations.trl.endings import Completion, Endings
+from adpo.trainers.trl import ADPOConfig, ADPOTrainer
+from adpo.trainers.trl.grpo import FastGRPOConfig, FastGRPOTrainer
+from adpo.trainers.trl.rollout import vllm as needs
+from adpo.trainers.trl.rollout.endings import Completion, Endings
 
 CPU = {"use_cpu": True, "bf16": False, "report_to": "none", "use_vllm": True}
 STARTED = {

@@ -6,7 +6,7 @@ pytest.importorskip("transformers")
 
 from transformers import AutoConfig, GPT2Config
 
-from adpo.lm.context import context_length, longest_row
+from adpo.scoring.context import context_length, longest_row
 
 
 def config(kind, written, **rope):

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from adpo.lm.data import final_answer, load, refuse_overlap, without_likes_of
-from adpo.lm.tasks import Problem
+from adpo.tasks.generated_tasks import Problem
+from adpo.tasks.problems import final_answer, load, refuse_overlap, without_likes_of
 
 GSM = {"question": "How many?", "answer": "It is 9 * 2 = <<9*2=18>>18.\n#### 1,018"}
 MATH = {"problem": "Half of one?", "solution": r"So $\boxed{\frac{1}{2}}$.", "level": "Level 3", "type": "Algebra"}

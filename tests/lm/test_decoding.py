@@ -7,8 +7,8 @@ pytest.importorskip("transformers")
 
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen3Config, Qwen3ForCausalLM
 
-from adpo.lm.decoding import Decoder, FixedCache
-from adpo.lm.decoding_checks import why_not_decoded
+from adpo.sampling.decoding import Decoder, FixedCache
+from adpo.sampling.decoding_checks import why_not_decoded
 
 PAD, END = 0, 1
 SIZES = {

@@ -10,10 +10,10 @@ import torch
 
 pytest.importorskip("transformers")
 
-from adpo.lm.embedded import WarmUp, make_model, make_tokenizer
-from adpo.lm.evaluate import Sampling, Scored, answers, difference, gain, normal, share, wilson
-from adpo.lm.rewards import Correct
-from adpo.lm.tasks import Outcome
+from adpo.models.embedded import WarmUp, make_model, make_tokenizer
+from adpo.tasks.evaluate import Sampling, Scored, answers, difference, gain, normal, share, wilson
+from adpo.tasks.generated_tasks import Outcome
+from adpo.tasks.reward_functions import Correct
 
 
 def scored(rows):

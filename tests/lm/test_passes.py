@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 pytest.importorskip("transformers")
 
-from adpo.lm import budget as budgets
-from adpo.lm.budget import TokenBudget
-from adpo.lm.packing import Lengths, repacked
-from adpo.lm.passes import Sizes, token_passes
-from adpo.lm.scoring import sequences
+from adpo.scoring import budget as budgets
+from adpo.scoring.budget import TokenBudget
+from adpo.scoring.packed.packing import Lengths, repacked
+from adpo.scoring.passes import Sizes, token_passes
+from adpo.scoring.sequences import sequences
 
 
 def tokens(part, prompt, completion, groups, share):

@@ -16,9 +16,9 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from adpo.lm import preference_table
-from adpo.lm.preference_table import BadRowsError, PreferenceTable, build
-from adpo.lm.preferences import validate
+from adpo.preferences import table as preference_table
+from adpo.preferences.reading import validate
+from adpo.preferences.table import BadRowsError, PreferenceTable, build
 
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'villain' %}{{ raise_exception('no villains') }}{% endif %}"
@@ -317,7 +317,7 @@ def test_a_damaged_table_is_made_anew(tmp_path, suffix, damage):
 
 
 def test_an_interrupted_build_leaves_nothing_behind(tmp_path, monkeypatch):
-    monkeypatch.setattr("adpo.lm.preference_tokens.ROWS", 2)
+    monkeypatch.setattr("adpo.preferences.tokens.ROWS", 2)
     heard = []
 
     def interrupt(rows):
@@ -349,7 +349,7 @@ def test_what_a_killed_build_leaves_is_not_taken_for_a_table(tmp_path):
 
 
 def test_progress_is_heard(tmp_path, monkeypatch):
-    monkeypatch.setattr("adpo.lm.preference_tokens.CHARACTERS", 1)
+    monkeypatch.setattr("adpo.preferences.tokens.CHARACTERS", 1)
     heard = []
     build(LISTS, bpe(), tmp_path, on_progress=heard.append)
     assert heard == [1, 2, 3, 4, 5]

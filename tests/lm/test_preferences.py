@@ -12,7 +12,7 @@ import datasets
 import pyarrow as pa
 from pyarrow import parquet
 
-from adpo.lm.preferences import BadRow, Preferences, check, digest, opened, read, validate
+from adpo.preferences.reading import BadRow, Preferences, check, digest, opened, read, validate
 
 GOOD = {"prompt": "2+2=", "completions": ["4", "5", "22"], "rewards": [1.0, 0.5, 0]}
 ASK = [{"role": "user", "content": "2+2?"}]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adpo.experiments.listwise import measure
-from adpo.lm.rankings import ranking
+from adpo.preferences.rankings import ranking
 
 number = st.floats(-5, 5).map(lambda x: round(x, 2))
 listing = st.integers(2, 6).flatmap(

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adpo.lm.expressions import NotArithmeticError, evaluate
-from adpo.lm.tasks import LEVELS, TASKS, Outcome, check, problems, split_of, up_to
+from adpo.tasks.expressions import NotArithmeticError, evaluate
+from adpo.tasks.generated_tasks import LEVELS, TASKS, Outcome, check, problems, split_of, up_to
 
 
 @pytest.mark.parametrize("level", range(1, LEVELS + 1))

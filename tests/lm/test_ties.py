@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from adpo.lm.rankings import ranking
+from adpo.preferences.rankings import ranking
 
 SUM, THIRD = 0.1 + 0.2, 0.3  # one unit in the last place apart
 REWARDS = torch.tensor([SUM, THIRD, 0.0, SUM, THIRD, THIRD], dtype=torch.float64)
@@ -19,7 +19,7 @@ def test_measures_of_an_order():
 
 def test_best_and_worst_of_a_list():
     pytest.importorskip("transformers")
-    from adpo.integrations.listwise.collate import shares
+    from adpo.trainers.listwise.collate import shares
 
     best, worst = shares(LISTS, REWARDS)
     assert best.tolist() == [0.5, 0.5, 0, 0, 0, 0]
@@ -28,7 +28,7 @@ def test_best_and_worst_of_a_list():
 
 def test_best_and_worst_of_a_rollout():
     pytest.importorskip("trl")
-    from adpo.integrations.trl.members import extremes
+    from adpo.trainers.trl.rollout.members import extremes
 
     of_groups = {"first": 0, "size": 3, "gather": lambda values: values}
     best, worst = extremes(REWARDS, torch.ones(6, dtype=torch.bool), **of_groups)
@@ -41,7 +41,7 @@ def test_best_and_worst_of_a_rollout():
 
 def test_lists_without_a_preference():
     pytest.importorskip("pyarrow")
-    from adpo.lm.preference_row import Preferences
+    from adpo.preferences.row import Preferences
 
     assert Preferences("p", ["a", "b"], [SUM, THIRD]).tied
     assert not Preferences("p", ["a", "b"], [SUM, 0.2]).tied

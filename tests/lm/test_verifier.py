@@ -8,10 +8,10 @@ import time
 
 import pytest
 
-from adpo.lm import verifier_process
-from adpo.lm.rewards import of_whole_numbers
-from adpo.lm.tasks import Outcome
-from adpo.lm.verifier import VerifierPool
+from adpo.tasks import verifier_process
+from adpo.tasks.generated_tasks import Outcome
+from adpo.tasks.reward_functions import of_whole_numbers
+from adpo.tasks.verifier import VerifierPool
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,8 @@ import torch
 from accelerate.state import AcceleratorState
 from datasets import Dataset
 
-from adpo.integrations.listwise import ListwiseConfig, ListwiseTrainer
-from adpo.integrations.trl import ADPOConfig, TrainingStoppedError
+from adpo.trainers.listwise import ListwiseConfig, ListwiseTrainer
+from adpo.trainers.trl import ADPOConfig, TrainingStoppedError
 
 
 class FirstOneTied(two.LastOneTied):

@@ -8,8 +8,8 @@ import pytest
 from safetensors.torch import load_file
 from test_deepspeed import engine
 
-from adpo.lm.embedded import WarmUp, make_model, make_tokenizer
-from adpo.lm.lists import graded
+from adpo.models.embedded import WarmUp, make_model, make_tokenizer
+from adpo.preferences.generated_lists import graded
 
 REWARD = "def reward(completions, **_):\n    return [len(set(text)) / 40 for text in completions]\n"
 COMMON = {

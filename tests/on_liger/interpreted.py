@@ -19,7 +19,7 @@ import torch
 import triton.language as tl
 from triton.runtime import interpreter
 
-LIFTED = ("adpo.training.packages", "adpo.integrations.listwise.trainer", "adpo.integrations.trl.base")
+LIFTED = ("adpo.runs.settings.packages", "adpo.trainers.listwise.trainer", "adpo.trainers.trl.base")
 
 
 def give_kernels_float32():

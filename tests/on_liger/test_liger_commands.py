@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 import adpo
-from adpo.lm.embedded import WarmUp, make_model, make_tokenizer
-from adpo.lm.lists import graded
+from adpo.models.embedded import WarmUp, make_model, make_tokenizer
+from adpo.preferences.generated_lists import graded
 
 REWARD = "def reward(completions, **_):\n    return [len(set(text)) / 4 for text in completions]\n"
 COMMON = {

@@ -29,7 +29,7 @@ CASES = {
 def worker(folder):
     import cpu_platform  # noqa: F401  gives gloo in place of what verl asks for
 
-    from adpo.integrations.verl.settings import ADPOPolicyLoss
+    from adpo.trainers.verl.settings import ADPOPolicyLoss
 
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     wanted = {name: ADPOPolicyLoss(**options) for name, options in CASES.items()}

@@ -109,7 +109,7 @@ def worker(folder):
 
 
 def made(folder, one):
-    from adpo.integrations.verl.settings import ADPOPolicyLoss
+    from adpo.trainers.verl.settings import ADPOPolicyLoss
 
     torch.manual_seed(3)  # of a new adapter
     return worker_of(folder / one.model, ADPOPolicyLoss(**dict(one.loss)), one.options, one.engine, one.rate)
@@ -186,7 +186,7 @@ def policy_of(one, found):
 
 @pytest.mark.parametrize("name", CASES)
 def test_parameters(results, name):
-    from adpo.integrations.verl.settings import ADPOPolicyLoss
+    from adpo.trainers.verl.settings import ADPOPolicyLoss
 
     one, found = CASES[name], result(results, name)
     assert not isinstance(found, str), found

@@ -52,7 +52,7 @@ def worker(folder):
     from transformers.masking_utils import flash_attention_mask
     from verl.models.transformers import monkey_patch
 
-    from adpo.integrations.verl.settings import ADPOPolicyLoss
+    from adpo.trainers.verl.settings import ADPOPolicyLoss
 
     AttentionInterface.register("written_out", flash_attention_forward)
     AttentionMaskInterface.register("written_out", flash_attention_mask)

@@ -14,10 +14,10 @@ from omegaconf import OmegaConf
 from processes import environment
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from adpo.integrations.verl.data import write
-from adpo.integrations.verl.recipe import POLICY_LOSS
-from adpo.integrations.verl.resume import check_processes
-from adpo.lm.tasks import Problem
+from adpo.tasks.generated_tasks import Problem
+from adpo.trainers.verl.data import write
+from adpo.trainers.verl.recipe import POLICY_LOSS
+from adpo.trainers.verl.resume import check_processes
 
 REWARD = """
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, **_):
@@ -55,7 +55,7 @@ def verl(folder, *more, reward=REWARD, **variables):
     sums = [(f"{number}+{number + 1}=", str(2 * number + 1)) for number in range(8)]
     write([Problem("math", 1, asked, asked, answer) for asked, answer in sums], folder / "train.parquet", "")
     loss = [
-        f"{POLICY_LOSS}._target_=adpo.integrations.verl.settings.ADPOPolicyLoss",
+        f"{POLICY_LOSS}._target_=adpo.trainers.verl.settings.ADPOPolicyLoss",
         f"{POLICY_LOSS}.loss_mode=adpo",
     ]
     return subprocess.run(

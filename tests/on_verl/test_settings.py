@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from verl.trainer.ppo import core_algos
 from verl.utils.reward_score import default_compute_score
 
-from adpo.integrations.verl import plugin, recipe  # noqa: F401  (the plug-in registers)
-from adpo.integrations.verl.data import SCORED_AS
-from adpo.integrations.verl.settings import check
-from adpo.integrations.verl.trainer import dealt, filled
+from adpo.trainers.verl import plugin, recipe  # noqa: F401  (the plug-in registers)
+from adpo.trainers.verl.data import SCORED_AS
+from adpo.trainers.verl.settings import check
+from adpo.trainers.verl.trainer import dealt, filled
 
 PAPER = recipe.overrides("Qwen/Qwen3-1.7B", "train.parquet", "test.parquet", nodes=2)
 

@@ -11,9 +11,9 @@ import torch
 from test_settings import LOSS, config
 from verl.workers.config import HFModelConfig
 
-from adpo.integrations.verl.models import check_model
-from adpo.integrations.verl.resume import check_processes
-from adpo.integrations.verl.settings import check
+from adpo.trainers.verl.models import check_model
+from adpo.trainers.verl.resume import check_processes
+from adpo.trainers.verl.settings import check
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "support.md").read_text()

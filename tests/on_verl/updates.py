@@ -99,7 +99,7 @@ def dealt_rows(rank, ranks):
     """Rows of a rank after verl's balancing: groups cut between the ranks, and -1 for those that fill up."""
     from verl.utils.seqlen_balancing import calculate_workload
 
-    from adpo.integrations.verl.trainer import dealt, filled
+    from adpo.trainers.verl.trainer import dealt, filled
 
     prompts, responses, _, _, groups = made_up()
     filling = len(groups)  # the row that verl fills up with
@@ -177,7 +177,7 @@ def worker_of(folder, settings, model=(), engine=(), rate=RATE):
     from verl.workers.config.engine import TrainingWorkerConfig
     from verl.workers.utils.losses import ppo_loss
 
-    from adpo.integrations.verl.worker import ADPOTrainingWorker
+    from adpo.trainers.verl.worker import ADPOTrainingWorker
 
     plain = {
         "use_remove_padding": False,

@@ -30,7 +30,7 @@ def server(tmp_path_factory, model):
     import file_transport
     import serving
 
-    import adpo.integrations.trl.vllm as needs
+    import adpo.trainers.trl.rollout.vllm as needs
 
     folder = tmp_path_factory.mktemp("server")
     with pytest.MonkeyPatch.context() as changes:

@@ -6,8 +6,8 @@ import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from adpo.integrations.trl import ADPOConfig, ADPOTrainer
-from adpo.integrations.trl.baselines import FastGRPOConfig, FastGRPOTrainer
+from adpo.trainers.trl import ADPOConfig, ADPOTrainer
+from adpo.trainers.trl.grpo import FastGRPOConfig, FastGRPOTrainer
 
 KINDS = {"adpo": (ADPOTrainer, ADPOConfig), "grpo": (FastGRPOTrainer, FastGRPOConfig)}
 LIMIT = 16

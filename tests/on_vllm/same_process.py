@@ -55,7 +55,7 @@ def in_float32():
 def main(name, folder, model):
     import rollouts
 
-    import adpo.integrations.trl.vllm as needs
+    import adpo.trainers.trl.rollout.vllm as needs
 
     slept = []
     keep_weights()

@@ -123,7 +123,7 @@ def worker(folder, model, url):
     import os
     from pathlib import Path
 
-    import adpo.integrations.trl.vllm as needs
+    import adpo.trainers.trl.rollout.vllm as needs
 
     needs.refuse_without_gpu = lambda _: None
     with pytest.MonkeyPatch.context() as changes:

@@ -14,13 +14,13 @@ pytest.importorskip("transformers")
 
 import test_packed
 
-from adpo.lm import attention_kernels
-from adpo.lm.attention_kernels import BLOCK, KERNELS, blocks_of, flash, kernel_for, prepared, why_not
-from adpo.lm.compiled import CompiledLayers
-from adpo.lm.packed_scoring import packed_seq_logp
-from adpo.lm.packing import packed
-from adpo.lm.scorer import Forms, Scorer, available_forms
-from adpo.lm.scoring import seq_logp, sequences
+from adpo.scoring.compiled import CompiledLayers
+from adpo.scoring.packed import attention_kernels
+from adpo.scoring.packed.attention_kernels import BLOCK, KERNELS, blocks_of, flash, kernel_for, prepared, why_not
+from adpo.scoring.packed.packed_scoring import packed_seq_logp
+from adpo.scoring.packed.packing import packed
+from adpo.scoring.scorer import Forms, Scorer, available_forms
+from adpo.scoring.sequences import seq_logp, sequences
 
 CPU = torch.device("cpu")
 LENGTHS = st.lists(

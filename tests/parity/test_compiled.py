@@ -8,9 +8,9 @@ pytest.importorskip("transformers")
 import test_packed
 from torch._dynamo.utils import counters
 
-from adpo.lm.compiled import CompiledLayers, decoder_layers, why_not_compiled
-from adpo.lm.packed_scoring import packed_seq_logp
-from adpo.lm.packing import packed
+from adpo.scoring.compiled import CompiledLayers, decoder_layers, why_not_compiled
+from adpo.scoring.packed.packed_scoring import packed_seq_logp
+from adpo.scoring.packed.packing import packed
 
 
 @pytest.mark.parametrize("checkpointing", [False, pytest.param(True, marks=pytest.mark.slow)])

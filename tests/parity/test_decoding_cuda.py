@@ -9,7 +9,7 @@ pytest.importorskip("transformers")
 
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from adpo.lm.decoding import Decoder
+from adpo.sampling.decoding import Decoder
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 PAD, END, WORDS = 0, 1, 4096

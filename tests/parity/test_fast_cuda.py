@@ -8,14 +8,14 @@ pytest.importorskip("transformers")
 import test_head
 import test_packed
 
-from adpo.lm.attention_kernels import prepared, why_not
-from adpo.lm.compiled import CompiledLayers
-from adpo.lm.head import fused_token_scores, token_scores, weighted_token_logp
-from adpo.lm.packed_scoring import packed_seq_logp, packed_weighted_logp
-from adpo.lm.packing import packed
-from adpo.lm.packing_checks import why_not_packed
-from adpo.lm.scorer import Forms, Scorer
-from adpo.lm.scoring import seq_logp, sequences
+from adpo.scoring.compiled import CompiledLayers
+from adpo.scoring.head import fused_token_scores, token_scores, weighted_token_logp
+from adpo.scoring.packed.attention_kernels import prepared, why_not
+from adpo.scoring.packed.packed_scoring import packed_seq_logp, packed_weighted_logp
+from adpo.scoring.packed.packing import packed
+from adpo.scoring.packed.packing_checks import why_not_packed
+from adpo.scoring.scorer import Forms, Scorer
+from adpo.scoring.sequences import seq_logp, sequences
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

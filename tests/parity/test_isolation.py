@@ -7,13 +7,13 @@ pytest.importorskip("transformers")
 
 import small_models
 
-from adpo.lm import packing_checks
-from adpo.lm.decoding_checks import why_not_decoded
-from adpo.lm.packed_scoring import packed_seq_logp
-from adpo.lm.packing import packed
-from adpo.lm.packing_checks import why_not_packed
-from adpo.lm.padding import off_by_padding
-from adpo.lm.scorer import Forms, Scorer
+from adpo.sampling.decoding_checks import why_not_decoded
+from adpo.scoring.packed import packing_checks
+from adpo.scoring.packed.packed_scoring import packed_seq_logp
+from adpo.scoring.packed.packing import packed
+from adpo.scoring.packed.packing_checks import why_not_packed
+from adpo.scoring.padding import off_by_padding
+from adpo.scoring.scorer import Forms, Scorer
 
 PROMPTS = [[5, 6, 7, 8], [5, 6, 7, 8], [9], [10, 11]]
 COMPLETIONS = [[12, 13, 14], [15], [16, 17, 18, 19, 20], [21, 22]]

@@ -7,10 +7,10 @@ pytest.importorskip("transformers")
 
 import small_models
 
-from adpo.lm.attention_kernels import why_not
-from adpo.lm.decoding_checks import why_not_decoded
-from adpo.lm.packing_checks import why_not_packed
-from adpo.lm.padding import off_by_padding
+from adpo.sampling.decoding_checks import why_not_decoded
+from adpo.scoring.packed.attention_kernels import why_not
+from adpo.scoring.packed.packing_checks import why_not_packed
+from adpo.scoring.padding import off_by_padding
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 WIDE = {"head_dim": 16, "hidden_size": 64}
@@ -41,7 +41,7 @@ def test_and_decoded(name, dtype):
 @pytest.mark.parametrize("name", ["lfm2", "jamba", "falcon_h1"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_models_with_a_state_are_not(name, dtype, monkeypatch):
-    from adpo.lm import packing_checks
+    from adpo.scoring.packed import packing_checks
 
     model = small_models.made(name).to("cuda", dtype)
     assert "carries a state" in why_not_packed(model)

@@ -9,11 +9,11 @@ pytest.importorskip("transformers")
 
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from adpo.lm.packed_scoring import packed_seq_logp
-from adpo.lm.packing import packed, repacked
-from adpo.lm.packing_checks import why_not_packed
-from adpo.lm.scorer import Forms, Scorer
-from adpo.lm.scoring import seq_logp, sequences, token_logp
+from adpo.scoring.packed.packed_scoring import packed_seq_logp
+from adpo.scoring.packed.packing import packed, repacked
+from adpo.scoring.packed.packing_checks import why_not_packed
+from adpo.scoring.scorer import Forms, Scorer
+from adpo.scoring.sequences import seq_logp, sequences, token_logp
 
 SIZES = {
     "vocab_size": 40,
@@ -77,7 +77,7 @@ def test_a_shared_prompt_goes_through_the_model_once():
 
 def test_padded_rows_go_the_way_they_went():
     """What is not packed does not notice."""
-    import adpo.lm.attention as ours
+    import adpo.scoring.packed.attention as ours
 
     made, rows = model("qwen3"), sequences(*lists(1), pad=0)
     found = made(input_ids=rows.input_ids, attention_mask=rows.attention_mask).logits
@@ -119,7 +119,7 @@ def test_what_packing_would_change_is_not_packed():
 
 def test_under_autocast_attention_is_in_its_precision(monkeypatch):
     """Rotary embeddings leave queries and keys in float32."""
-    from adpo.lm.attention_kernels import KERNELS
+    from adpo.scoring.packed.attention_kernels import KERNELS
 
     seen = []
     plain = KERNELS["stretches"]

@@ -15,8 +15,8 @@ import test_packed
 
 import adpo
 from adpo import exact
-from adpo.lm.scorer import Forms, Scorer
-from adpo.lm.scoring import sequences
+from adpo.scoring.scorer import Forms, Scorer
+from adpo.scoring.sequences import sequences
 
 PROMPTS, COMPLETIONS = test_packed.lists(5, groups=4)
 GROUPS = torch.tensor([0, *itertools.accumulate(a != b for a, b in itertools.pairwise(PROMPTS))])
@@ -78,7 +78,7 @@ def accumulated_alone(at_anchor):
     model = test_packed.model("qwen3")
     rows = torch.arange(len(GROUPS))
     batch = sequences(PROMPTS, COMPLETIONS, pad=0)
-    from adpo.lm.scoring import seq_logp
+    from adpo.scoring.sequences import seq_logp
 
     logp = seq_logp(model, batch)
     table, mask, index = adpo.from_flat(logp, GROUPS)

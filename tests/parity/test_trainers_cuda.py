@@ -10,7 +10,7 @@ import test_packed_online as packed_online
 import test_trl_online as online
 import tiny_lm
 
-from adpo.lm.budget import TokenBudget
+from adpo.scoring.budget import TokenBudget
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 PRECISIONS = {
@@ -106,7 +106,7 @@ def sampled(folder, dtype):
     """A trainer whose model samples by itself, after two steps."""
     from datasets import Dataset
 
-    from adpo.integrations.trl import ADPOConfig, ADPOTrainer
+    from adpo.trainers.trl import ADPOConfig, ADPOTrainer
 
     given = {"per_device_train_batch_size": 8, "max_steps": 2, "num_generations": 4, "max_completion_length": 12}
     trainer = ADPOTrainer(

@@ -46,8 +46,8 @@ def trained(folder, kind, reward, steps=3, peft=None, **options):
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from adpo.integrations.trl import ADPOConfig, ADPOTrainer
-    from adpo.integrations.trl.baselines import FastGRPOConfig, FastGRPOTrainer
+    from adpo.trainers.trl import ADPOConfig, ADPOTrainer
+    from adpo.trainers.trl.grpo import FastGRPOConfig, FastGRPOTrainer
 
     trainer_class, config = (ADPOTrainer, ADPOConfig) if kind == "adpo" else (FastGRPOTrainer, FastGRPOConfig)
     arguments = {

@@ -8,8 +8,8 @@ import pytest
 pytest.importorskip("trl")
 
 from adpo import cli
-from adpo.lm.embedded import WarmUp, make_model, make_tokenizer
-from adpo.lm.lists import graded
+from adpo.models.embedded import WarmUp, make_model, make_tokenizer
+from adpo.preferences.generated_lists import graded
 
 REWARDS = """
 def digits(completions, **_):

@@ -6,9 +6,9 @@ from datasets import Dataset
 from test_trl_online import completion
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from adpo.integrations.listwise import ListwiseConfig, ListwiseTrainer
-from adpo.integrations.trl import ADPOConfig, ADPOTrainer
-from adpo.integrations.trl.baselines import FastGRPOConfig, FastGRPOTrainer
+from adpo.trainers.listwise import ListwiseConfig, ListwiseTrainer
+from adpo.trainers.trl import ADPOConfig, ADPOTrainer
+from adpo.trainers.trl.grpo import FastGRPOConfig, FastGRPOTrainer
 
 ONLINE = {"adpo": (ADPOTrainer, ADPOConfig), "grpo": (FastGRPOTrainer, FastGRPOConfig)}
 ENTRIES = [*ONLINE, "lists"]

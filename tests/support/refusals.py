@@ -9,7 +9,7 @@ from entries import ENTRIES, ONLINE, made, model_of
 from test_commands import words_of
 from transformers import GenerationMixin, Trainer
 
-from adpo.integrations import checkpoints
+from adpo.trainers.checkpoints import checkpoint_files as checkpoints
 
 TRAINERS = ENTRIES
 COMMANDS = ["train", "prefer"]

@@ -15,7 +15,7 @@ from entries import ENTRIES, lists, made, trained, weights
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
-from adpo.integrations import checkpoints
+from adpo.trainers.checkpoints import checkpoint_files as checkpoints
 
 every_entry = pytest.mark.parametrize("entry", ENTRIES)
 

@@ -15,7 +15,7 @@ from traces import LEFT, recorded
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.integrations import integration_utils
 
-from adpo.integrations.trl.sampling import PolicySampler
+from adpo.trainers.trl.rollout.sampling import PolicySampler
 
 TRAIN = {
     "--max_steps": 2,

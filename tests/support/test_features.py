@@ -12,10 +12,10 @@ from traces import LEFT, recorded
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from adpo.integrations.listwise import ListwiseTrainer
-from adpo.integrations.quantised import keep_differentiable
-from adpo.integrations.trl.baselines import FastGRPOConfig, FastGRPOTrainer
-from adpo.lm.scoring import Sequences
+from adpo.scoring.sequences import Sequences
+from adpo.trainers.checks.quantised import keep_differentiable
+from adpo.trainers.listwise import ListwiseTrainer
+from adpo.trainers.trl.grpo import FastGRPOConfig, FastGRPOTrainer
 
 every_entry = pytest.mark.parametrize("entry", ENTRIES)
 online = pytest.mark.parametrize("entry", ONLINE)

@@ -18,7 +18,7 @@ import time
 import traceback
 from pathlib import Path
 
-MODULES = ("adpo.training.command", "adpo.training.prefer", "adpo.integrations.trl", "tensorboard", "peft")
+MODULES = ("adpo.runs.train_eval", "adpo.runs.prefer", "adpo.trainers.trl", "tensorboard", "peft")
 
 
 def attempt(words, log):

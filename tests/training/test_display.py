@@ -6,7 +6,7 @@ import time
 
 from rich.console import Console
 
-from adpo.training.display import Display, percent, points, summary_tables
+from adpo.runs.display import Display, percent, points, summary_tables
 
 FIGURES = {"reward": 0.2891, "tau": 1.0, "KL": 0.00417, "validation": "51 %", "refused": None}
 

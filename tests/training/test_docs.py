@@ -11,13 +11,13 @@ pytest.importorskip("trl")
 from transformers import TrainingArguments
 from trl import GRPOConfig
 
-from adpo.integrations.listwise import ListwiseConfig
-from adpo.integrations.trl import ADPOConfig
-from adpo.lm.rankings import Ranking
-from adpo.lm.tasks import Outcome
-from adpo.training.lists import PreferSettings
-from adpo.training.settings import RunSettings
-from adpo.training.watch import SHOWN
+from adpo.preferences.rankings import Ranking
+from adpo.runs.settings.prefer_settings import PreferSettings
+from adpo.runs.settings.train_settings import RunSettings
+from adpo.runs.validation import SHOWN
+from adpo.tasks.generated_tasks import Outcome
+from adpo.trainers.listwise import ListwiseConfig
+from adpo.trainers.trl import ADPOConfig
 
 DOCS = Path(__file__).parents[2] / "docs"
 

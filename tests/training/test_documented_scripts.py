@@ -12,8 +12,8 @@ pytest.importorskip("trl")
 import torch
 from datasets import Dataset
 
-from adpo.lm import preferences
-from adpo.lm.embedded import WarmUp, make_model, make_tokenizer
+from adpo.models.embedded import WarmUp, make_model, make_tokenizer
+from adpo.preferences import reading as preferences
 
 ROOT = Path(__file__).parents[2]
 PAIRS = [{"prompt": f"{n}+1=", "chosen": str(n + 1), "rejected": str(n)} for n in range(8)]

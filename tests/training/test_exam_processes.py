@@ -10,8 +10,8 @@ pytest.importorskip("trl")
 import two_processes
 from accelerate import PartialState
 
-from adpo.lm.embedded import WarmUp, make_model, make_tokenizer
-from adpo.training.exam import Exam
+from adpo.models.embedded import WarmUp, make_model, make_tokenizer
+from adpo.runs.evaluation import Exam
 
 PROBLEMS = [{"prompt": f"{number}+{number}=", "answer": str(2 * number)} for number in range(5)]
 

@@ -13,8 +13,8 @@ pytest.importorskip("trl")
 import torch
 from safetensors.torch import load_file
 
-from adpo.lm.embedded import WarmUp, make_model, make_tokenizer
-from adpo.lm.lists import graded
+from adpo.models.embedded import WarmUp, make_model, make_tokenizer
+from adpo.preferences.generated_lists import graded
 
 ONLINE = {
     "--max_steps": 14,

@@ -12,9 +12,9 @@ pytest.importorskip("trl")
 import huggingface_hub
 
 from adpo import cli
-from adpo.lm.lists import graded
-from adpo.training import packages
-from adpo.training.packages import outside_in_one_line
+from adpo.preferences.generated_lists import graded
+from adpo.runs.settings import packages
+from adpo.runs.settings.packages import outside_in_one_line
 
 MISSING = {
     "--report_to wandb": ("wandb", "report_to wandb needs a package that is not installed: pip install wandb, or"),
@@ -72,7 +72,8 @@ def test_what_is_missing_is_one_line_at_the_start(words, command, tmp_path, monk
 
 def test_what_a_gpu_needs_beside_it(tmp_path, monkeypatch):
     """On a machine that has one."""
-    from adpo.integrations.trl import ADPOConfig, vllm
+    from adpo.trainers.trl import ADPOConfig
+    from adpo.trainers.trl.rollout import vllm
 
     monkeypatch.setattr(vllm, "refuse_without_gpu", lambda _: None)
     monkeypatch.setattr(packages, "refuse_liger", lambda _: None)
@@ -85,7 +86,7 @@ def test_what_a_gpu_needs_beside_it(tmp_path, monkeypatch):
 
 
 def test_a_hub_that_knows_you(tmp_path, monkeypatch):
-    from adpo.integrations.listwise import ListwiseConfig
+    from adpo.trainers.listwise import ListwiseConfig
 
     monkeypatch.setattr(huggingface_hub.HfApi, "whoami", lambda *_, **__: {"name": "me"})
     packages.check_packages(ListwiseConfig(str(tmp_path), push_to_hub=True, use_cpu=True, report_to="none"))

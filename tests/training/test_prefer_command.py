@@ -17,11 +17,11 @@ from documented import undocumented
 from safetensors.torch import load_file
 
 from adpo import cli
-from adpo.lm import embedded
-from adpo.lm.embedded import WarmUp, make_model, make_tokenizer
-from adpo.lm.lists import graded
-from adpo.training import models
-from adpo.training import prefer as offline
+from adpo.models import embedded
+from adpo.models.embedded import WarmUp, make_model, make_tokenizer
+from adpo.preferences.generated_lists import graded
+from adpo.runs import by_name as models
+from adpo.runs import prefer as offline
 
 FAST = {
     "--max_steps": 4,
@@ -275,8 +275,8 @@ def test_a_folder_with_a_name_that_looks_like_markup(typed, model, lists, tmp_pa
 
 
 def test_no_prompt_is_in_two_of_the_three_sets(typed, model, tmp_path):
-    from adpo.training import lists as data
-    from adpo.training.display import Display, make_console
+    from adpo.runs.display import Display, make_console
+    from adpo.runs.settings import prefer_settings as data
 
     rows = [
         {**row, "completions": row["completions"][::-1], "rewards": row["rewards"][::-1]}

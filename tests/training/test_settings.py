@@ -7,9 +7,10 @@ import pytest
 
 pytest.importorskip("trl")
 
-from adpo.training import memory, run
-from adpo.training.keys import parse_pairs, read_yaml
-from adpo.training.settings import METHODS, resolve
+from adpo.runs import train as run
+from adpo.runs.settings import memory
+from adpo.runs.settings.keys import parse_pairs, read_yaml
+from adpo.runs.settings.train_settings import METHODS, resolve
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -31,7 +32,7 @@ def test_every_name_of_trls_commands_is_a_setting_or_is_said_how_it_is_spelt_her
     from trl import ModelConfig, ScriptArguments
     from trl.scripts.grpo import GRPOScriptArguments
 
-    from adpo.training import lists
+    from adpo.runs.settings import prefer_settings as lists
 
     theirs = {each.name for kind in (ModelConfig, ScriptArguments, GRPOScriptArguments) for each in fields(kind)}
     assert {"model_name_or_path", "dataset_name", "load_in_4bit"} <= theirs
@@ -55,7 +56,7 @@ def test_every_name_of_trls_commands_is_a_setting_or_is_said_how_it_is_spelt_her
     ],
 )
 def test_names_of_dpo(pairs, words):
-    from adpo.training import lists
+    from adpo.runs.settings import prefer_settings as lists
 
     with pytest.raises(ValueError, match=words):
         lists.resolve(pairs)
@@ -231,7 +232,7 @@ def test_memory_counts_parameters_exactly_and_without_weights():
     judged = memory.estimate(config, {"anchor": "fixed", "backtracking": True})
     assert judged.copies == pytest.approx(2 * judged.weights)  # the anchor, and what a step is taken back to
     asked = resolve(read_yaml(EXAMPLES / "qwen2.5_7b_math_adpo.yaml"))
-    from adpo.training.models import lora_config
+    from adpo.runs.by_name import lora_config
 
     adapter = memory.estimate(memory.model_config(asked.run.model), asked.trainer, lora_config(asked.run))
     assert adapter.parameters - adapter.trainable == 7_615_616_512

@@ -17,8 +17,8 @@ from accelerate.utils import DistributedType
 from safetensors.torch import load_file
 
 from adpo import cli
-from adpo.lm.embedded import WarmUp, make_model, make_tokenizer
-from adpo.lm.lists import graded
+from adpo.models.embedded import WarmUp, make_model, make_tokenizer
+from adpo.preferences.generated_lists import graded
 
 REWARD = """
 def reward(completions, **_):

@@ -12,8 +12,8 @@ pytest.importorskip("transformers")
 
 from safetensors.torch import load_file
 
-from adpo.lm import lists
-from adpo.lm.embedded import WarmUp, make_model, make_tokenizer
+from adpo.models.embedded import WarmUp, make_model, make_tokenizer
+from adpo.preferences import generated_lists as lists
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

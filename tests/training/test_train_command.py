@@ -20,7 +20,7 @@ from documented import undocumented
 from safetensors.torch import load_file
 
 from adpo import cli
-from adpo.lm.embedded import WarmUp, make_model, make_tokenizer, warmed_up
+from adpo.models.embedded import WarmUp, make_model, make_tokenizer, warmed_up
 
 SMALL = WarmUp(hidden=16, layers=1)
 SPEED = {
@@ -187,7 +187,7 @@ def test_a_run_that_ends_while_its_folder_is_opened_can_be_resumed(train, tmp_pa
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("adpo.training.folder.write_json", killed)
+        patch.setattr("adpo.runs.folder.write_json", killed)
         with pytest.raises(AssertionError):
             train()
     assert (tmp_path / "out" / "settings.json").exists()
@@ -207,7 +207,7 @@ def test_a_run_begins_with_the_weights_of_another(train, digits, model, tmp_path
 
 
 def test_the_bar_knows_how_many_steps_there_will_be(train, monkeypatch):
-    from adpo.training import run
+    from adpo.runs import train as run
 
     totals = []
     steps = run._steps
@@ -401,7 +401,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(train, digits, typed, model
     whole, _ = train(*given, out=tmp_path / "whole")
     out = tmp_path / "cut"
     words = ["train", "--model", model, "--out", out, *fast(*given)]
-    from adpo.training.watch import Watch
+    from adpo.runs.validation import Watch
 
     def interrupt(self, state):
         if state.global_step == 4:
@@ -488,7 +488,7 @@ def test_a_start_that_fails_does_not_block_the_next_try(typed, model, digits, tm
 
 def test_a_first_step_that_fails_does_not_block_the_next_try(typed, model, digits, tmp_path, monkeypatch):
     """Such as one that is out of memory."""
-    from adpo.integrations.trl import ADPOTrainer
+    from adpo.trainers.trl import ADPOTrainer
 
     out = tmp_path / "out"
     words = ["train", "--model", model, "--out", out, *fast(*digits, *KEEP)]
@@ -602,7 +602,7 @@ def test_a_reward_file_that_cannot_be_run(typed, model, tmp_path, monkeypatch, c
 @pytest.mark.parametrize("words", [["--reward", "no.py:f"], ["--model", "m", "--data", "no.jsonl"]])
 def test_what_is_not_there_is_found_out_before_a_model_is_loaded(typed, tmp_path, monkeypatch, words):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("adpo.training.run.model_folder", lambda *_: pytest.fail("a model was looked for"))
+    monkeypatch.setattr("adpo.runs.train.model_folder", lambda *_: pytest.fail("a model was looked for"))
     code, _, errors = typed("train", *fast(*words))
     assert (code, "is not a file" in errors) == (2, True)
 

@@ -7,9 +7,9 @@ import pytest
 
 pytest.importorskip("datasets")
 
-from adpo.lm.embedded import make_tokenizer
-from adpo.training.data import prepare, that_fit
-from adpo.training.settings import RunSettings
+from adpo.models.embedded import make_tokenizer
+from adpo.runs.settings.train_settings import RunSettings
+from adpo.runs.splits import prepare, that_fit
 
 CHAT = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
 

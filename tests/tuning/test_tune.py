@@ -17,9 +17,10 @@ import yaml
 from typer.testing import CliRunner
 
 from adpo.cli import app
-from adpo.lm.embedded import WarmUp, make_model, make_tokenizer
-from adpo.training.keys import read_yaml
-from adpo.tuning import command, population, summary, trials
+from adpo.models.embedded import WarmUp, make_model, make_tokenizer
+from adpo.runs.settings.keys import read_yaml
+from adpo.tuning import population, summary, trials
+from adpo.tuning import tune as command
 from adpo.tuning.population import Plan, raised
 from adpo.tuning.spaces import Range, parsed, space
 from adpo.tuning.study import Order, tuned

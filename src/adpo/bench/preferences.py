@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from rich.console import Console
 from rich.table import Table
 
-from adpo.lm.preference_table import build, validate
+from adpo.preferences.table import build, validate
 
 Result = TypeVar("Result")
 

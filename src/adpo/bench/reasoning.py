@@ -20,10 +20,10 @@ from adpo.experiments.reasoning.problems import INSTRUCTION, Sets
 from adpo.experiments.reasoning.protocol import Preset, Trial
 from adpo.experiments.reasoning.starts import Start
 from adpo.experiments.reasoning.trial import carried_out
-from adpo.lm.tasks import Problem
-from adpo.training.data import row_of
-from adpo.training.memory import KNOWN
-from adpo.training.models import quiet
+from adpo.runs.by_name import quiet
+from adpo.runs.settings.memory import KNOWN
+from adpo.runs.splits import row_of
+from adpo.tasks.generated_tasks import Problem
 
 QWEN3 = {name: value for name, value in KNOWN[PRESETS["paper"].start].items() if name != "model_type"}
 SMALL = QWEN3 | {"vocab_size": 512, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}

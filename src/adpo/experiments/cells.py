@@ -28,9 +28,9 @@ from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from typing import Any
 
-from adpo import files
-from adpo.files import write_json
-from adpo.provenance import typed
+from adpo.system import files
+from adpo.system.files import write_json
+from adpo.system.provenance import typed
 
 Report = Callable[[float], None]
 """Tells how much of a cell is done, from 0 to 1."""

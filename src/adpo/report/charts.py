@@ -8,8 +8,8 @@ from typing import Any
 
 from adpo.experiments.distill.protocol import STUDIES
 from adpo.experiments.statistics import interval
-from adpo.files import read_lines
 from adpo.report.parts import Chart, Frame, Series, Surface
+from adpo.system.files import read_lines
 
 LOOKS = {"validation/accuracy": "accuracy", "validation/reward": "mean reward"}
 Results = dict[str, Any]

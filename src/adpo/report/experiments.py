@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from adpo.experiments import tables
-from adpo.files import read_json
 from adpo.report import charts
 from adpo.report.claims import claims_of
 from adpo.report.parts import Section
+from adpo.system.files import read_json
 
 RESULTS, JOB, TABLES, STUDY = "results.json", "job.json", "tables.md", "study.json"
 

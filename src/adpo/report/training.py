@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from adpo.experiments.tables import Lines
-from adpo.files import read_json, read_lines
 from adpo.report.parts import Chart, Group, Member, Section, Series
+from adpo.system.files import read_json, read_lines
 
 METRICS, SETTINGS, SUMMARY, SAMPLES = "metrics.jsonl", "settings.json", "summary.json", "samples.jsonl"
 ORIGIN = "origin.json"

@@ -8,7 +8,7 @@ from typing import Any
 
 from adpo.experiments.statistics import holm, interval, paired, paired_p
 from adpo.experiments.tables import Lines
-from adpo.files import read_json, write_json
+from adpo.system.files import read_json, write_json
 from adpo.tuning.study import Order
 from adpo.tuning.trials import Tried, tidied, unit, with_unit
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from adpo.experiments.tables import Lines, markdown
-from adpo.files import write_json, write_text
-from adpo.tuning import command, confirmation, summary
+from adpo.system.files import write_json, write_text
+from adpo.tuning import confirmation, summary
+from adpo.tuning import tune as command
 from adpo.tuning.study import ORDER, RESULTS, Order
 
 

@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from adpo.files import write_json
-from adpo.training.keys import parse_pairs
+from adpo.runs.settings.keys import parse_pairs
+from adpo.system.files import write_json
 from adpo.tuning.spaces import Range
 from adpo.tuning.trials import Look, Outcome
 

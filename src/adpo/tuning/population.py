@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from adpo.files import read_json, write_json
+from adpo.system.files import read_json, write_json
 from adpo.tuning import trials
 from adpo.tuning.spaces import Range
 from adpo.tuning.study import Order, described, opened

@@ -14,8 +14,8 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
-from adpo.files import read_json, write_json
-from adpo.provenance import provenance
+from adpo.system.files import read_json, write_json
+from adpo.system.provenance import provenance
 from adpo.tuning import trials
 from adpo.tuning.spaces import Range
 from adpo.tuning.trials import Outcome, Tried

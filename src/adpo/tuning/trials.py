@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from adpo.files import read_lines
+from adpo.system.files import read_lines
 
 LOOKS = ("validation/accuracy", "validation/reward")
 """What a job logs of its validation set: one of them."""

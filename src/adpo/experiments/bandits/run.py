@@ -18,8 +18,8 @@ from adpo.experiments.bandits.protocol import SCENARIOS, Protocol, Scenario
 from adpo.experiments.bandits.summary import METRICS, against_baselines, summarise, terminal_table, verdict_table
 from adpo.experiments.bandits.tables import joined, markdown, named
 from adpo.experiments.cells import Cell, Job, seeds_from
-from adpo.files import write_json
-from adpo.provenance import provenance
+from adpo.system.files import write_json
+from adpo.system.provenance import provenance
 
 
 @dataclass(frozen=True)

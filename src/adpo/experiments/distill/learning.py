@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from adpo.core.temperature import GuardedTau
-from adpo.devices import best_device
 from adpo.experiments.distill import students
 from adpo.experiments.distill.actor import Gaussian
 from adpo.experiments.distill.lessons import Lessons
 from adpo.experiments.distill.methods import Batch, Method
 from adpo.experiments.distill.students import Weights
+from adpo.system.devices import best_device
 
 EDGE = 0.999
 """Uniform candidates stay inside: at the edge of the squash there is no ``u``."""

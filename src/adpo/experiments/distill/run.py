@@ -19,8 +19,8 @@ from adpo.experiments.distill.protocol import PRESETS, Lesson, Protocol
 from adpo.experiments.distill.summary import against_kd, claims, outcome_name, summarised
 from adpo.experiments.distill.tables import shown, tables
 from adpo.experiments.tables import markdown, terminal
-from adpo.files import write_json
-from adpo.provenance import provenance
+from adpo.system.files import write_json
+from adpo.system.provenance import provenance
 
 FILMED = "ADPO anchored target"
 

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from adpo.devices import best_device
 from adpo.experiments.distill import worlds
 from adpo.experiments.distill.actor import Actor, deterministic, load_actor, save_actor
 from adpo.experiments.distill.sac import Recipe
 from adpo.experiments.distill.training import Plan, Progress, Training, checkpoint_of
-from adpo.provenance import provenance
+from adpo.system.devices import best_device
+from adpo.system.provenance import provenance
 
 SHIPPED = Path(__file__).parent / "shipped"
 PLANS = {

@@ -16,8 +16,8 @@ from trl import GRPOConfig, GRPOTrainer
 
 from adpo.experiments.efficiency.policies import tokenizer
 from adpo.experiments.efficiency.protocol import Contender, Rollout, Work
-from adpo.integrations.trl import ADPOConfig, ADPOTrainer
-from adpo.integrations.trl.baselines import FastGRPOConfig, FastGRPOTrainer
+from adpo.trainers.trl import ADPOConfig, ADPOTrainer
+from adpo.trainers.trl.grpo import FastGRPOConfig, FastGRPOTrainer
 
 SAMPLED = 4096
 """Entries of the gradient that are compared."""

@@ -10,16 +10,16 @@ import torch
 
 import adpo
 from adpo.baselines import grpo_loss
-from adpo.devices import best_device
 from adpo.experiments.cleaned import cleaned
 from adpo.experiments.efficiency.contenders import clock
 from adpo.experiments.efficiency.measures import work_of
 from adpo.experiments.efficiency.policies import policy
 from adpo.experiments.efficiency.protocol import Preset, Rollout, Work
-from adpo.lm.compiled import CompiledLayers, why_not_compiled
-from adpo.lm.head import weighted_token_logp
-from adpo.lm.packed_scoring import hidden_states
-from adpo.lm.packing import Packed, packed
+from adpo.scoring.compiled import CompiledLayers, why_not_compiled
+from adpo.scoring.head import weighted_token_logp
+from adpo.scoring.packed.packed_scoring import hidden_states
+from adpo.scoring.packed.packing import Packed, packed
+from adpo.system.devices import best_device
 
 
 def limits(preset: Preset) -> dict[str, Any]:

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from adpo.devices import best_device
 from adpo.experiments.cleaned import cleaned
 from adpo.experiments.efficiency.contenders import KeepGradient, trainer_of
 from adpo.experiments.efficiency.policies import END, PAD, policy
 from adpo.experiments.efficiency.protocol import Contender, Preset, Rollout, Work, rollout
-from adpo.lm.scorer import Forms, Scorer
-from adpo.lm.scoring import Sequences, sequences
+from adpo.scoring.scorer import Forms, Scorer
+from adpo.scoring.sequences import Sequences, sequences
+from adpo.system.devices import best_device
 
 
 class OtherWorkError(ValueError):

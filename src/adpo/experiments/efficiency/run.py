@@ -29,8 +29,8 @@ from adpo.experiments.efficiency.protocol import (
     described,
 )
 from adpo.experiments.efficiency.summary import goals, markdown, rows_of, terminal_tables, update_name, whole_name
-from adpo.files import write_json
-from adpo.provenance import provenance
+from adpo.system.files import write_json
+from adpo.system.provenance import provenance
 
 
 def reproduce(

@@ -8,8 +8,8 @@ from typing import Any
 from adpo.experiments.geometry import comparison, shapes
 from adpo.experiments.geometry.figures import draw
 from adpo.experiments.tables import Lines, markdown
-from adpo.files import write_json
-from adpo.provenance import provenance
+from adpo.system.files import write_json
+from adpo.system.provenance import provenance
 
 
 def reproduce(out: Path) -> dict[str, Any]:

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from adpo.devices import best_device
 from adpo.experiments.listwise.scoring import check_head
-from adpo.lm.gguf import load_gguf
+from adpo.models.gguf import load_gguf
+from adpo.system.devices import best_device
 
 
 class ByteTokenizer:

@@ -21,8 +21,8 @@ from adpo.experiments.listwise.models import digest
 from adpo.experiments.listwise.protocol import FIRST_SEED, PRESETS, Preset, Protocol
 from adpo.experiments.listwise.summary import BASELINES, against, markdown, summarise
 from adpo.experiments.listwise.train import Setting
-from adpo.files import write_json
-from adpo.provenance import provenance
+from adpo.system.files import write_json
+from adpo.system.provenance import provenance
 
 
 @dataclass(frozen=True)

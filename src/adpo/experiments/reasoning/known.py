@@ -9,7 +9,7 @@ from typing import Any
 
 from adpo.experiments.reasoning.answers import unpacked
 from adpo.experiments.reasoning.protocol import Trial, named
-from adpo.files import read_json
+from adpo.system.files import read_json
 
 NAMED = ("study", "method", "rate", "seed", "inner", "changes")
 """What the name of a trial follows from."""

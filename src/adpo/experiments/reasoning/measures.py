@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from adpo.lm.scoring import sequences, token_logp
+from adpo.scoring.sequences import sequences, token_logp
 
 BATCH = 4  # all logits are there at once
 TEXTS, TEXT_TOKENS = 64, 256

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from adpo.experiments.reasoning.protocol import Files, Preset
-from adpo.lm.data import load, of_rows, without_likes_of
-from adpo.lm.tasks import Problem, alike, up_to
-from adpo.training.data import Row, named, row_of
-from adpo.training.settings import RunSettings
+from adpo.runs.settings.train_settings import RunSettings
+from adpo.runs.splits import Row, named, row_of
+from adpo.tasks.generated_tasks import Problem, alike, up_to
+from adpo.tasks.problems import load, of_rows, without_likes_of
 
 INSTRUCTION = RunSettings.instruction
 """That of `adpo train`."""

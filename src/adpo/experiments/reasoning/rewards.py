@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from adpo.core.ties import all_tied
-from adpo.lm.completions import answer_of, text_of
-from adpo.lm.data import final_answer
-from adpo.lm.rewards import Correct
-from adpo.lm.tasks import Outcome
+from adpo.tasks.completions import answer_of, text_of
+from adpo.tasks.generated_tasks import Outcome
+from adpo.tasks.problems import final_answer
+from adpo.tasks.reward_functions import Correct
 
 KINDS = ("correct", "random", "format", "hackable", "noisy")
 NOISE = 0.2

@@ -24,9 +24,9 @@ from adpo.experiments.reasoning.protocol import Preset, Trial
 from adpo.experiments.reasoning.starts import Start, embedded_start
 from adpo.experiments.reasoning.tables import tables
 from adpo.experiments.tables import markdown, terminal
-from adpo.files import digest, write_json
-from adpo.provenance import provenance
-from adpo.training.models import quiet
+from adpo.runs.by_name import quiet
+from adpo.system.files import digest, write_json
+from adpo.system.provenance import provenance
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from adpo.devices import best_device
-from adpo.lm import embedded
-from adpo.lm.gguf import load_gguf
-from adpo.training.models import load_model, load_tokenizer
+from adpo.models import embedded
+from adpo.models.gguf import load_gguf
+from adpo.runs.by_name import load_model, load_tokenizer
+from adpo.system.devices import best_device
 
 
 @dataclass(frozen=True)

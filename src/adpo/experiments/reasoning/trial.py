@@ -20,14 +20,14 @@ from adpo.experiments.reasoning.problems import Sets
 from adpo.experiments.reasoning.protocol import Preset, Trial
 from adpo.experiments.reasoning.rewards import Watched
 from adpo.experiments.reasoning.starts import Start
-from adpo.integrations import checkpoints
-from adpo.integrations.notes import Noted
-from adpo.lm.evaluate import Scored
-from adpo.lm.rewards import Correct
-from adpo.training.data import Row, prompt_ids
-from adpo.training.exam import Exam, Taken
-from adpo.training.run import made_trainer, trainer_config
-from adpo.training.settings import METHODS as TRAINERS
+from adpo.runs.evaluation import Exam, Taken
+from adpo.runs.settings.train_settings import METHODS as TRAINERS
+from adpo.runs.splits import Row, prompt_ids
+from adpo.runs.train import made_trainer, trainer_config
+from adpo.tasks.evaluate import Scored
+from adpo.tasks.reward_functions import Correct
+from adpo.trainers.checkpoints import checkpoint_files as checkpoints
+from adpo.trainers.checkpoints.notes import Noted
 
 LOGGED = (
     "grad_norm",
@@ -157,7 +157,7 @@ def recorded(preset: Preset) -> bool:
 
 def _trained(trainer: Any, checkpoint: Path | None) -> str | None:
     """What ended the training before its time, if anything did: a policy that has diverged is a result."""
-    from adpo.integrations.guards import TrainingStoppedError
+    from adpo.trainers.monitors.guards import TrainingStoppedError
 
     try:
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
@@ -197,7 +197,7 @@ def _narrow(model: Any) -> Any:
 
 def _copied(model: Any, dtype: torch.dtype) -> Any:
     """The same weights in a model to which no trainer has done anything."""
-    from adpo.integrations.trl.sampling import copy_weights, made_like
+    from adpo.trainers.trl.rollout.sampling import copy_weights, made_like
 
     made = made_like(model, dtype)
     copy_weights(model, made)

@@ -20,12 +20,12 @@ from adpo.experiments.reasoning.problems import INSTRUCTION, Sets, held_out
 from adpo.experiments.reasoning.protocol import Files, Preset
 from adpo.experiments.reasoning.starts import Start
 from adpo.experiments.reasoning.worked import worked
-from adpo.files import digest, write_json
-from adpo.lm.data import load, read_rows, without_likes_of
-from adpo.lm.scorer import Forms, Scorer
-from adpo.lm.scoring import Sequences, sequences
-from adpo.provenance import provenance
-from adpo.training.data import prompt_ids, row_of
+from adpo.runs.splits import prompt_ids, row_of
+from adpo.scoring.scorer import Forms, Scorer
+from adpo.scoring.sequences import Sequences, sequences
+from adpo.system.files import digest, write_json
+from adpo.system.provenance import provenance
+from adpo.tasks.problems import load, read_rows, without_likes_of
 
 SOLUTIONS = "gsm8k/train.jsonl"
 """In the data folder, beside what the preset reads: solutions that the start is taught."""

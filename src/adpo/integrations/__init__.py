@@ -1,1 +1,0 @@
-"""Other libraries, with the objective of the core."""

@@ -1,1 +1,0 @@
-"""Causal language models: tasks, rewards and how answers are checked."""

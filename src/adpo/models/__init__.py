@@ -1,0 +1,1 @@
+"""The embedded model, and models from a ``.gguf`` file."""

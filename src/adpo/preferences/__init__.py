@@ -1,0 +1,1 @@
+"""Listwise preference data: read, tabled, tokenised, ranked."""

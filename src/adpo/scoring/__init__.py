@@ -1,0 +1,1 @@
+"""Log-probabilities of completions under a causal language model."""

@@ -1,0 +1,1 @@
+"""Log-probabilities from packed sequences: no padding, shared prompts."""

@@ -1,0 +1,1 @@
+"""Problems, rewards, and how answers are checked."""

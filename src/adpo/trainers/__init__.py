@@ -1,0 +1,1 @@
+"""Trainers of TRL, transformers and verl, with the objective of the core."""

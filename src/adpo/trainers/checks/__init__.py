@@ -1,0 +1,1 @@
+"""What trainers refuse at the start, before anything is spent."""

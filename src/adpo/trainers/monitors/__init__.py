@@ -1,0 +1,1 @@
+"""What watches optimizer steps: bad ones, empty ones, and whether anything was learnt."""

@@ -1,0 +1,1 @@
+"""One rollout: sampling, endings, members."""

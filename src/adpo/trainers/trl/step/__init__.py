@@ -1,0 +1,1 @@
+"""One optimizer step on a rollout: rows, anchor, temperature, log."""

@@ -1,1 +1,0 @@
-"""Runs of language-model training, as `adpo train` and `adpo eval` carry them out."""
