@@ -47,7 +47,7 @@ def alone(model, prompt, completion):
 def test_a_padded_batch_is_its_rows_one_by_one(tmp_path, name, kind):
     ours = trainer(tmp_path, name, *kind)
     batch, pairs = rows()
-    per_token, _ = ours._per_token(ours.model, batch)
+    per_token, _ = ours.row_scorer.per_token(ours.model, batch)
     found = (per_token.double() * batch["completion_mask"]).sum(1)
     expected = torch.stack([alone(ours.model, *pair) for pair in pairs])
     torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
@@ -63,7 +63,7 @@ def test_a_padded_batch_is_its_rows_one_by_one(tmp_path, name, kind):
 def test_entropies_are_put_back_in_their_columns(tmp_path):
     ours = trainer(tmp_path, "gpt2")
     batch, pairs = rows()
-    _, entropies = ours._per_token(ours.model, batch, compute_entropy=True)
+    _, entropies = ours.row_scorer.per_token(ours.model, batch, entropy=True)
     for found, (prompt, completion) in zip(entropies, pairs, strict=True):
         logp = ours.model(input_ids=torch.tensor([prompt + completion])).logits[0].float().log_softmax(1)
         expected = -(logp.exp() * logp).sum(1)[len(prompt) - 1 : -1]

@@ -76,7 +76,7 @@ def test_a_training_step_on_what_it_sampled(tmp_path):
     made = trainer(tmp_path)
     made.train()
     assert made.state.global_step == 1
-    assert made.why_not_compiled is None
+    assert made.policy_sampler.why_not_compiled is None
 
 
 @pytest.mark.usefixtures("anywhere")
@@ -99,8 +99,8 @@ def test_weights_in_float32_are_sampled_from_a_copy_in_the_precision_of_passes(t
     assert any(not torch.equal(now, before) for now, before in zip(policy.parameters(), start, strict=True))
     assert all(value.dtype == torch.float32 for value in policy.parameters())
     assert "from a copy of the policy in torch.bfloat16" in made.policy_sampler.description()
-    assert made.model_wrapped is not made._copy
-    for (name, mine), theirs in zip(made._copy.named_buffers(), policy.buffers(), strict=True):
+    assert made.model_wrapped is not made.policy_sampler._copy
+    for (name, mine), theirs in zip(made.policy_sampler._copy.named_buffers(), policy.buffers(), strict=True):
         assert torch.equal(mine, theirs), name  # frequencies of positions are not rounded
 
 
@@ -109,11 +109,11 @@ def test_making_the_copy_draws_no_numbers(tmp_path):
     """A run that is resumed makes it anew, and must sample what it would have sampled."""
     made = trainer(tmp_path, bf16=True)
     before = torch.get_rng_state()
-    copy = made._sampled_from()
+    copy = made.policy_sampler._sampled_from()
     assert torch.equal(torch.get_rng_state(), before)
     tied = copy.config.tie_word_embeddings
     assert (copy.get_output_embeddings().weight is copy.get_input_embeddings().weight) == tied
-    assert made._sampled_from() is copy
+    assert made.policy_sampler._sampled_from() is copy
 
 
 @pytest.mark.usefixtures("anywhere")
@@ -230,7 +230,7 @@ def test_memory_that_is_short_is_said_in_a_line(tmp_path, monkeypatch):
     ids=str,
 )
 def test_steps_are_recorded_where_they_can_be(tmp_path, options, reason):
-    assert trainer(tmp_path, **options).why_not_recorded.startswith(reason)
+    assert trainer(tmp_path, **options).policy_sampler.why_not_recorded.startswith(reason)
 
 
 @pytest.mark.parametrize(
@@ -245,5 +245,5 @@ def test_steps_are_recorded_where_they_can_be(tmp_path, options, reason):
 )
 def test_what_a_user_asks_for_is_left_alone(tmp_path, options, reason):
     made = trainer(tmp_path, **options)
-    assert made.why_not_compiled == reason
+    assert made.policy_sampler.why_not_compiled == reason
     assert made.pad_to_multiple_of is None

@@ -15,7 +15,7 @@ from transformers import TrainerCallback
 from adpo.trainers.listwise import ListwiseConfig, ListwiseTrainer
 from adpo.trainers.trl import ADPOConfig, ADPOTrainer, TrainingStoppedError
 from adpo.trainers.trl.grpo import FastGRPOConfig, FastGRPOTrainer
-from adpo.trainers.trl.rollout.sampling import NARROW_RANGE
+from adpo.trainers.trl.rollout.sampling import NARROW_RANGE, PolicySampler
 
 SCALE = 2.0**10
 
@@ -150,7 +150,7 @@ def test_a_step_that_the_scaler_skips_on_its_way_down_does_not_end_a_run(tmp_pat
 
 
 def test_sampling_that_fp16_rules_out_is_named(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(ADPOTrainer, "_why_no_fixed_cache", lambda _: NARROW_RANGE)
+    monkeypatch.setattr(PolicySampler, "_why_no_fixed_cache", lambda _: NARROW_RANGE)
     for options, words in (
         ({}, "sampling is not compiled: weights in float32 and passes in float16"),
         ({"record_sampling": True}, "record_sampling has no effect: weights in float32 and passes in float16"),

@@ -44,9 +44,15 @@ class Broken(online.Fixed):
     bad_steps = ()
     kind = math.nan
 
-    def _logp(self, model, rows):
-        logp = super()._logp(model, rows)
-        return logp * self.kind if torch.is_grad_enabled() and self.state.global_step in self.bad_steps else logp
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        plain = self.row_scorer.logp
+
+        def logp(model, rows):
+            bad = torch.is_grad_enabled() and self.state.global_step in self.bad_steps
+            return plain(model, rows) * (self.kind if bad else 1.0)
+
+        self.row_scorer.logp = logp
 
 
 @pytest.mark.parametrize("kind", [math.nan, math.inf])
@@ -72,9 +78,12 @@ def test_a_score_that_is_not_a_number_refuses_the_step_too(tmp_path, monkeypatch
     """Where log-probabilities are looked at before the gradient: later inner steps, other anchors."""
 
     class Spoilt(online.Fixed):
-        def _logp(self, model, rows):
-            logp = super()._logp(model, rows)
-            return logp * math.nan if self.state.global_step == 1 else logp
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            plain = self.row_scorer.logp
+            self.row_scorer.logp = lambda model, rows: (
+                plain(model, rows) * (math.nan if self.state.global_step == 1 else 1.0)
+            )
 
     monkeypatch.setattr(online, "Fixed", Spoilt)
     trainer = trained(tmp_path, 4, 4, steps=3, **options)
@@ -138,10 +147,9 @@ def test_what_one_of_two_reward_functions_loses_is_left_out(tmp_path, monkeypatc
     seen = []
 
     class Watching(online.Fixed):
-        def _members(self, batch, rewards):
-            member, cut = super()._members(batch, rewards)
+        def _log_rollout(self, rewards, member, cut):
             seen.append(member.tolist())
-            return member, cut
+            super()._log_rollout(rewards, member, cut)
 
     monkeypatch.setattr(online, "Fixed", Watching)
     with caplog.at_level(logging.WARNING, "adpo"):
