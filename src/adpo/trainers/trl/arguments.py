@@ -1,4 +1,4 @@
-"""Arguments of TRL's `GRPOConfig` in three classes, as `adpo.trainers.checks.arguments` has those of transformers."""
+"""Arguments of TRL's `GRPOConfig` in three classes, as `trainers.checks.arguments` has those of transformers."""
 
 from __future__ import annotations
 
