@@ -4,18 +4,16 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
 
+import forked
 from adpo.experiments.bandits.methods import GRID
 
 
 def run(*arguments, timeout=600):
-    command = [sys.executable, "-m", "adpo.cli", "reproduce", "bandits", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+    return forked.run("-m", "adpo.cli", "reproduce", "bandits", *arguments, timeout=timeout)
 
 
 @pytest.fixture(scope="module")
@@ -95,9 +93,7 @@ def killed_and_resumed(out, draw, kills):
     words = ["reproduce", "bandits", "--preset", "smoke", "--out", str(out), "--resume"]
     done = 0
     while True:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "adpo.cli", *words], start_new_session=True, stdout=subprocess.DEVNULL
-        )
+        process = forked.Process("-m", "adpo.cli", *words)
         try:
             finished = sum(1 for _ in out.glob("cells/*.json"))
             deadline = time.monotonic() + draw.uniform(0, 3)

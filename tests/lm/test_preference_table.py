@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import forked
+
 pytest.importorskip("datasets")
 pytest.importorskip("transformers")
 
@@ -342,7 +344,7 @@ build(LISTS, bpe(), Path({folder!r}), on_progress=lambda rows: os.kill(os.getpid
 
 def test_what_a_killed_build_leaves_is_not_taken_for_a_table(tmp_path):
     program = KILLED.format(tests=str(Path(__file__).parent), folder=str(tmp_path))
-    assert subprocess.run([sys.executable, "-c", program]).returncode == -signal.SIGKILL
+    assert forked.run("-c", program).returncode == -signal.SIGKILL
     assert [path.suffix for path in tmp_path.iterdir()] == [".part"]
     assert calls(LISTS, tmp_path) == 1
     assert len(build(LISTS, bpe(), tmp_path)) == 5
