@@ -1,6 +1,7 @@
 """Tokenized lists on disk: the ids TRL makes, files that are used again or made anew, memory that stays small."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -388,7 +389,9 @@ def write_many(path, rows):
 def growth(folder, rows):
     """Megabytes that many rows take beyond what a few take, at the peak of a process of its own."""
     program = PEAK.format(tests=str(Path(__file__).parent), folder=str(folder), rows=rows)
-    return float(subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, env=env)
+    return float(done.stdout)
 
 
 def test_memory_does_not_grow_with_the_number_of_rows(tmp_path):
