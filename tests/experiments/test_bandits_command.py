@@ -114,9 +114,9 @@ def killed_and_resumed(out, draw, kills):
 
 
 def test_killed_it_ends_with_the_same_file(smoke, tmp_path):
-    """The last cells of a job whose other cells are there already."""
+    """The last two of its four cells: the others are there already."""
     out = shutil.copytree(smoke[0], tmp_path / "out")
-    for path in [*sorted((out / "cells").iterdir())[-4:], out / "results.json"]:
+    for path in [*sorted((out / "cells").iterdir())[-2:], out / "results.json"]:
         path.unlink()
     assert killed_and_resumed(out, random.Random(time.time_ns()), 1) == 1
     assert (out / "results.json").read_bytes() == (smoke[0] / "results.json").read_bytes()
