@@ -26,7 +26,7 @@ test-liger: .venv/.ready build/liger/.ready  ## Liger's layers on the CPU, where
 TRL ?= 1.16.0
 test-trl: .venv/.ready  ## the trainers on another TRL: make test-trl TRL=1.17.0
 	$(PYTHON) -m pip install --quiet --no-deps --upgrade --target build/trl-$(TRL) trl==$(TRL)
-	PYTHONPATH=build/trl-$(TRL) $(BIN)/pytest -n 2 -m "not slow and not gpu" tests/integrations tests/parity/test_trl.py
+	PYTHONPATH=build/trl-$(TRL) $(BIN)/pytest -n 2 --dist worksteal -m "not slow and not gpu" tests/integrations tests/parity/test_trl.py
 
 check: .venv/.ready
 	$(BIN)/ruff check .
@@ -34,7 +34,7 @@ check: .venv/.ready
 	$(BIN)/mypy
 
 unit: .venv/.ready
-	$(BIN)/pytest -n 2 -m "not slow and not gpu"
+	$(BIN)/pytest -n 2 --dist worksteal -m "not slow and not gpu"
 
 docs: .venv/.ready  ## the documentation as a site in build/docs; a warning is an error
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs build/docs

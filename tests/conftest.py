@@ -1,5 +1,6 @@
 """Settings shared by all tests."""
 
+import gc
 import os
 
 import torch
@@ -12,3 +13,9 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # a hub that is not there is asked for most 
 settings.register_profile("adpo", deadline=None, max_examples=40, derandomize=True)
 settings.register_profile("mutate", deadline=None, max_examples=8, derandomize=True, database=None)
 settings.load_profile("adpo")
+
+
+def pytest_collection_finish():
+    """Garbage is looked for among what tests make, not among the modules that are there for all of them."""
+    gc.collect()
+    gc.freeze()

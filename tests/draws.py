@@ -43,6 +43,9 @@ DIVERGENCES = [
 ]
 
 
+SPREADS = [0.1, 1.0, 5.0]
+
+
 def finite(target: adpo.Target, divergence: adpo.Divergence) -> bool:
     return divergence.finite_at_zeros or not target.has_zeros
 
@@ -93,9 +96,12 @@ class Groups:
 
 @st.composite
 def groups(draw, min_k: int = 1, max_k: int = 6, max_groups: int = 4, ragged: bool | None = None) -> Groups:
-    """Groups of random size, spread of log-probabilities, ties among rewards, and padding."""
+    """Groups of random size, spread of log-probabilities, ties among rewards, and padding.
+
+    Of more than four groups each has a spread and ties of its own.
+    """
     count, k = draw(st.integers(1, max_groups)), draw(st.integers(min_k, max_k))
-    spread = draw(st.sampled_from([0.1, 1.0, 5.0]))
+    spread = draw(st.sampled_from(SPREADS))
     levels = draw(st.sampled_from([2, 3, None]))
     masked = draw(st.booleans()) if ragged is None else ragged
     tau = draw(st.sampled_from([0.3, 1.0, 2.5]))
@@ -110,6 +116,10 @@ def groups(draw, min_k: int = 1, max_k: int = 6, max_groups: int = 4, ragged: bo
     rewards = normal(count, k)
     if levels is not None:
         rewards = torch.randint(levels, (count, k), generator=generator).to(torch.float64)
+    if count > 4:
+        chosen = torch.randint(len(SPREADS), (count, 1), generator=generator)
+        spread = torch.tensor(SPREADS, dtype=torch.float64)[chosen]
+        rewards = torch.where(torch.rand(count, 1, generator=generator) < 0.5, normal(count, k), rewards)
     q = torch.softmax(torch.where(mask | ~mask.any(1, keepdim=True), normal(count, k), -torch.inf), 1)
     return Groups(
         logp=spread * normal(count, k),

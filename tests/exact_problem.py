@@ -1,6 +1,5 @@
 """A small language-like problem for the exactness tests, and the worker that a second process runs."""
 
-import os
 import sys
 
 import torch
@@ -109,5 +108,4 @@ def worker(name, at_anchor, wrapped, per_group_tau, share, out):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    os.environ.update(MASTER_ADDR="127.0.0.1", RANK=sys.argv[1], WORLD_SIZE="2", MASTER_PORT=sys.argv[2])
-    worker(sys.argv[3], *(flag == "1" for flag in sys.argv[4:7]), *sys.argv[7:9])
+    worker(sys.argv[1], *(flag == "1" for flag in sys.argv[2:5]), *sys.argv[5:7])

@@ -1,8 +1,5 @@
 """The gradient of the whole-group objective, whatever the split."""
 
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import adpo
+import forked
 from adpo.exact import Parallel, backward, coefficients
 from exact_problem import OBJECTIVES, Problem
 
@@ -251,22 +249,9 @@ def test_the_diagnostics_are_those_of_the_whole_groups():
 
 
 def run_two_processes(tmp_path, *arguments):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     out = tmp_path / "gradients.pt"
-    program = Path(__file__).with_name("exact_problem.py")
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(program), str(rank), str(port), *map(str, arguments), str(out)],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    for process in ranks:
-        _, errors = process.communicate(timeout=120)
-        assert process.returncode == 0, errors
+    done = forked.run_two(Path(__file__).with_name("exact_problem.py"), *arguments, out, timeout=120)
+    assert done.returncode == 0, done.stderr
     return [torch.load(f"{out}.{rank}", weights_only=True) for rank in range(2)]
 
 

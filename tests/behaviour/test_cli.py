@@ -11,17 +11,18 @@ import pytest
 import torch
 
 import adpo
+import forked
 
 
 def run(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "adpo.cli", *arguments], capture_output=True, text=True, timeout=300, check=False
-    )
+    return forked.run("-m", "adpo.cli", *arguments)
 
 
 def test_help_lists_every_command():
+    """In processes that import what they need themselves."""
     for arguments in ([], ["--help"]):
-        result = run(*arguments)
+        command = [sys.executable, "-m", "adpo.cli", *arguments]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
         assert result.returncode == 0
         assert all(command in result.stdout for command in ("demo", "taxonomy", "env"))
 
@@ -177,9 +178,7 @@ def test_verl_data_writes_problems_of_the_levels_asked_for(tmp_path):
 
 
 def test_bench_compares_output_layers():
-    done = subprocess.run(
-        [sys.executable, "-m", "adpo.bench", "head", "--quick"], capture_output=True, text=True, timeout=120
-    )
+    done = forked.run("-m", "adpo.bench", "head", "--quick")
     assert done.returncode == 0, done.stderr
     for name in ("ours, any gradient", "ours, known coefficients", "all logits", "TRL, chunked"):
         assert name in done.stdout
@@ -188,9 +187,7 @@ def test_bench_compares_output_layers():
 
 
 def test_bench_takes_the_paper_preset_through_a_trial():
-    done = subprocess.run(
-        [sys.executable, "-m", "adpo.bench", "reasoning", "--quick"], capture_output=True, text=True, timeout=300
-    )
+    done = forked.run("-m", "adpo.bench", "reasoning", "--quick")
     assert done.returncode == 0, done.stderr
     assert "2 x 2 completions of 8 tokens, 4 optimizer steps" in done.stdout
     for what in ("the first rollout, compilation included", "a rollout", "a batch of an exam, 4 answers"):
@@ -199,13 +196,7 @@ def test_bench_takes_the_paper_preset_through_a_trial():
 
 
 def test_bench_prints_a_ratio_for_every_target():
-    result = subprocess.run(
-        [sys.executable, "-m", "adpo.bench", "core", "--quick"],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    result = forked.run("-m", "adpo.bench", "core", "--quick")
     assert result.returncode == 0, result.stderr
     for name in ("one_hot", "teacher", "boltzmann", "kde", "top1", "plackett_luce"):
         assert re.search(rf"{name}.*64 x 64.*\d+\.\dx", result.stdout)

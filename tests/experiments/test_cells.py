@@ -4,8 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from concurrent.futures import wait
 from functools import partial
@@ -13,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import forked
 from adpo.experiments.cells import Cell, Job, read_json
 
 
@@ -199,7 +198,7 @@ if __name__ == "__main__":
 def test_a_killed_job_leaves_no_worker_behind_and_can_be_resumed(tmp_path, how):
     folder, script = tmp_path / "job", tmp_path / "parent.py"
     script.write_text(PARENT.format(tests=str(Path(__file__).parent), folder=str(folder)))
-    process = subprocess.Popen([sys.executable, str(script)], start_new_session=True, stderr=subprocess.DEVNULL)
+    process = forked.Process(script)
     until(lambda: len(list((folder / "cells").glob("*.json"))) == 2)
     assert len(family(process.pid)) >= 3  # itself and two workers
     process.send_signal(how)

@@ -1,11 +1,11 @@
 """`--first-seed`: which seeds the reported runs of an experiment have, and that they are told apart."""
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
+
+import forked
 
 pytest.importorskip("typer")
 pytest.importorskip("scipy")
@@ -91,7 +91,7 @@ def test_reasoning():
 def test_seeds_that_chose_the_settings_are_refused(experiment, tmp_path):
     out = tmp_path / "out"
     words = ["reproduce", experiment, "--seeds", "10", "--first-seed", "995", "--out", str(out)]
-    done = subprocess.run([sys.executable, "-m", "adpo", *words], capture_output=True, text=True, check=False)
+    done = forked.run("-m", "adpo", *words)
     if experiment == "distill" and "adpo[control]" in done.stderr:
         pytest.skip("no MuJoCo here")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr

@@ -4,13 +4,12 @@ import itertools
 import json
 import math
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+import forked
 from adpo import baselines
 from adpo.experiments.listwise import corpus as tokens
 from adpo.experiments.listwise import data, measure
@@ -295,8 +294,7 @@ def test_intervals_hold_the_mean_and_narrow_with_more_prompts():
 
 
 def run(*arguments, timeout=300):
-    command = [sys.executable, "-m", "adpo.experiments.listwise", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+    return forked.run("-m", "adpo.experiments.listwise", *arguments, timeout=timeout)
 
 
 @pytest.fixture(scope="module")

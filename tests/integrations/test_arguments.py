@@ -1,8 +1,6 @@
 """Every argument of transformers and TRL is honoured, refused, or about something that is not there."""
 
 import json
-import subprocess
-import sys
 from dataclasses import fields
 
 import pytest
@@ -11,6 +9,7 @@ import test_trl_online as online
 from transformers import TrainingArguments
 from trl import GRPOConfig
 
+import forked
 from adpo.trainers.checks import arguments
 from adpo.trainers.listwise import ListwiseConfig
 from adpo.trainers.trl import ADPOConfig
@@ -144,8 +143,10 @@ def test_liger_layers_are_scored_on_padded_rows(tmp_path, kind):
 
 
 WITHOUT = """
-import dataclasses, sys
+import sys
 from trl import GRPOConfig
+for module in [name for name in sys.modules if name.split(".")[0] == "adpo"]:  # imported anew below
+    del sys.modules[module]
 for name in ("delta", "vespo_k_neg", "use_transformers_paged", "sync_ref_model", "vllm_importance_sampling_cap"):
     del GRPOConfig.__dataclass_fields__[name]
     delattr(GRPOConfig, name)
@@ -156,10 +157,9 @@ print(ADPOConfig("out", per_device_train_batch_size=8).tau, FastGRPOConfig("out"
 """
 
 
-def test_arguments_that_trl_removes_do_not_break_the_import(tmp_path):
-    found = subprocess.run(
-        [sys.executable, "-c", WITHOUT], capture_output=True, text=True, cwd=tmp_path, check=False
-    )
+def test_arguments_that_trl_removes_do_not_break_the_import(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = forked.run("-c", WITHOUT)
     assert found.stdout.split() == ["1.0", "auto"], found.stderr
 
 

@@ -1,8 +1,6 @@
 """The reference is scored once: what is kept is found again by model and data, and only then."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +8,7 @@ import tiny_lm
 import torch
 from test_listwise_trainer import logged, ragged, trained, weights
 
+import forked
 from adpo.trainers.listwise import ListwiseTrainer, sources
 from adpo.trainers.listwise.reference import Scores, fingerprint
 
@@ -193,10 +192,8 @@ os._exit(0)  # threads of the process group may still be at work, and end a proc
 def test_two_processes_are_one(tmp_path, options):
     """Two processes with two lists each, against one with four: same losses, parameters, temperature, ranking."""
     (tmp_path / "program.py").write_text(PROGRAM)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d"]
-    command += ["--rdzv-endpoint=127.0.0.1:0", str(tmp_path / "program.py")]
-    command += [str(Path(__file__).parent), str(tmp_path / "two"), json.dumps(options)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    given = (Path(__file__).parent, tmp_path / "two", json.dumps(options))
+    done = forked.run_two(tmp_path / "program.py", *given)
     assert done.returncode == 0, done.stderr[-2000:]
     two = torch.load(tmp_path / "two.pt", weights_only=True)
     one = trained(tmp_path / "one", ragged(), steps=4, size=4, **options)

@@ -1,6 +1,5 @@
 """`ADPOTrainer`: the same training whichever way a group is cut, equal to Algorithm 1's gradient."""
 
-import subprocess
 import sys
 from itertools import islice
 from pathlib import Path
@@ -10,6 +9,7 @@ import tiny_lm
 import torch
 from datasets import Dataset
 
+import forked
 from adpo.algorithm import Algorithm1, Batch
 from adpo.anchors import Zero
 from adpo.core.temperature import ConstantTau
@@ -208,8 +208,7 @@ def test_two_processes_give_the_gradient_of_the_whole(tmp_path, monkeypatch, nam
             reward=rewarded.__name__,
         )
     )
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(script)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+    result = forked.run_two(script)
     assert result.returncode == 0, result.stderr[-2000:]
     for rank in range(2):
         found = torch.load(tmp_path / f"weights-{rank}.pt", weights_only=True)

@@ -10,7 +10,7 @@ from adpo.core.ties import merge_ties
 from draws import DIVERGENCES, OBJECTIVES, PAIR_TARGETS, finite, groups
 
 every_objective = pytest.mark.parametrize(("target", "divergence"), OBJECTIVES.values(), ids=OBJECTIVES.keys())
-few = settings(max_examples=10)
+few = settings(max_examples=5)  # of up to eight groups each
 
 
 def close(a, b, tolerance=1e-9):
@@ -19,7 +19,7 @@ def close(a, b, tolerance=1e-9):
 
 @every_objective
 @few
-@given(g=groups())
+@given(g=groups(max_groups=8))
 def test_coefficients_are_the_gradient_of_the_loss(target, divergence, g):
     objective = adpo.Objective(target, divergence)
     leaf = g.logp.clone().requires_grad_()
@@ -29,7 +29,7 @@ def test_coefficients_are_the_gradient_of_the_loss(target, divergence, g):
 
 @every_objective
 @few
-@given(g=groups(ragged=False))
+@given(g=groups(max_groups=8, ragged=False))
 def test_gradient_equals_finite_differences(target, divergence, g):
     objective = adpo.Objective(target, divergence)
     direction = torch.randn(g.logp.shape, generator=g.generator, dtype=torch.float64)
@@ -45,7 +45,7 @@ def test_gradient_equals_finite_differences(target, divergence, g):
 
 @every_objective
 @few
-@given(g=groups())
+@given(g=groups(max_groups=8))
 def test_coefficients_sum_to_zero_and_vanish_on_masked_cells(target, divergence, g):
     c = adpo.Objective(target, divergence).coefficients(g.logp, g.anchor_logp, reduction="sum", **g.arguments())
     assert torch.all(c[~g.mask] == 0)
@@ -54,7 +54,7 @@ def test_coefficients_sum_to_zero_and_vanish_on_masked_cells(target, divergence,
 
 @every_objective
 @few
-@given(g=groups(), shift=st.floats(-50, 50))
+@given(g=groups(max_groups=8), shift=st.floats(-50, 50))
 def test_shifting_a_group_changes_nothing(target, divergence, g, shift):
     objective = adpo.Objective(target, divergence)
     moved = g.logp + shift
@@ -72,7 +72,7 @@ def test_shifting_a_group_changes_nothing(target, divergence, g, shift):
 
 @every_objective
 @few
-@given(g=groups())
+@given(g=groups(max_groups=8))
 def test_reordering_candidates_reorders_coefficients(target, divergence, g):
     objective = adpo.Objective(target, divergence)
     order = torch.rand(g.logp.shape, generator=g.generator).argsort(1)
@@ -85,7 +85,7 @@ def test_reordering_candidates_reorders_coefficients(target, divergence, g):
 
 @every_objective
 @few
-@given(g=groups(ragged=True))
+@given(g=groups(max_groups=8, ragged=True))
 def test_masked_is_the_same_as_removed(target, divergence, g):
     objective = adpo.Objective(target, divergence)
     losses = objective.loss(g.logp, g.anchor_logp, reduction="none", **g.arguments())
@@ -102,7 +102,7 @@ def test_masked_is_the_same_as_removed(target, divergence, g):
 
 @every_objective
 @few
-@given(g=groups(ragged=True))
+@given(g=groups(max_groups=8, ragged=True))
 def test_masked_cells_may_hold_anything(target, divergence, g):
     objective = adpo.Objective(target, divergence)
     rubbish = torch.tensor([torch.nan, torch.inf, -torch.inf, 1e30], dtype=torch.float64)
@@ -143,7 +143,7 @@ def test_groups_with_nothing_to_compare_are_silent_and_attached(target, divergen
 
 @every_objective
 @few
-@given(g=groups())
+@given(g=groups(max_groups=8))
 def test_reductions_agree(target, divergence, g):
     objective = adpo.Objective(target, divergence)
     each = objective.loss(g.logp, g.anchor_logp, reduction="none", **g.arguments())
@@ -158,7 +158,7 @@ def test_reductions_agree(target, divergence, g):
 
 @every_objective
 @few
-@given(g=groups())
+@given(g=groups(max_groups=8))
 def test_a_temperature_per_group_equals_groups_on_their_own(target, divergence, g):
     objective = adpo.Objective(target, divergence, tau=1.7)
     taus = torch.rand(len(g.logp), generator=g.generator, dtype=torch.float64) + 0.3
@@ -177,7 +177,7 @@ def test_a_temperature_per_group_equals_groups_on_their_own(target, divergence, 
     ids=[name for name, pair in OBJECTIVES.items() if not pair[0].reads_anchor],
 )
 @few
-@given(g=groups())
+@given(g=groups(max_groups=8))
 def test_at_the_anchor_the_coefficients_do_not_depend_on_it(target, divergence, g):
     objective = adpo.Objective(target, divergence)
     here = objective.coefficients(g.logp, g.logp, **g.arguments())

@@ -1,6 +1,7 @@
 """Tokenized lists on disk: the ids TRL makes, files that are used again or made anew, memory that stays small."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -8,6 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+
+import forked
 
 pytest.importorskip("datasets")
 pytest.importorskip("transformers")
@@ -342,7 +345,7 @@ build(LISTS, bpe(), Path({folder!r}), on_progress=lambda rows: os.kill(os.getpid
 
 def test_what_a_killed_build_leaves_is_not_taken_for_a_table(tmp_path):
     program = KILLED.format(tests=str(Path(__file__).parent), folder=str(tmp_path))
-    assert subprocess.run([sys.executable, "-c", program]).returncode == -signal.SIGKILL
+    assert forked.run("-c", program).returncode == -signal.SIGKILL
     assert [path.suffix for path in tmp_path.iterdir()] == [".part"]
     assert calls(LISTS, tmp_path) == 1
     assert len(build(LISTS, bpe(), tmp_path)) == 5
@@ -386,7 +389,9 @@ def write_many(path, rows):
 def growth(folder, rows):
     """Megabytes that many rows take beyond what a few take, at the peak of a process of its own."""
     program = PEAK.format(tests=str(Path(__file__).parent), folder=str(folder), rows=rows)
-    return float(subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, env=env)
+    return float(done.stdout)
 
 
 def test_memory_does_not_grow_with_the_number_of_rows(tmp_path):

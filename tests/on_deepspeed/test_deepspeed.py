@@ -198,7 +198,7 @@ def worker(folder, stage):
 def run(folder, processes, stage):
     tiny_lm.model().save_pretrained(folder / "start")
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-    paths = os.pathsep.join([str(Path(tiny_lm.__file__).parent), os.environ.get("PYTHONPATH", "")])
+    paths = os.pathsep.join([*map(str, Path(tiny_lm.__file__).parents[:2]), os.environ.get("PYTHONPATH", "")])
     return subprocess.run(
         [*launcher, __file__, str(folder), str(stage)],
         capture_output=True,

@@ -9,7 +9,7 @@ import pytest
 HERE = Path(__file__).parent
 if importlib.util.find_spec("vllm"):
     collect_ignore_glob = []
-    sys.path[:0] = [str(HERE.parent / name) for name in ("integrations", "parity", "support")]
+    sys.path[:0] = [str(HERE.parent / name) for name in ("", "integrations", "parity", "support")]
 else:
     collect_ignore_glob = ["test_*.py"]
 

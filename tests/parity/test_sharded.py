@@ -2,12 +2,12 @@
 
 import itertools
 import os
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
+
+import forked
 
 pytest.importorskip("transformers")
 
@@ -93,15 +93,7 @@ def accumulated_alone(at_anchor):
 
 @pytest.mark.parametrize("at_anchor", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_two_processes_with_half_of_the_parameters_each(at_anchor):
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [*launcher, str(Path(__file__)), str(int(at_anchor))],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-    )
+    done = forked.run_two(__file__, int(at_anchor))
     assert done.stdout.count("the same gradient") == 2, done.stderr[-2000:]
 
 

@@ -140,7 +140,7 @@ WORKERS = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     found = tmp_path_factory.mktemp("vllm")
-    sys.path.insert(0, str(TESTS / "integrations"))
+    sys.path[:0] = [str(TESTS), str(TESTS / "integrations")]
     model(found / "model")
     return found
 
@@ -148,7 +148,7 @@ def folder(tmp_path_factory):
 def run(folder, name):
     if name.startswith("vllm"):
         pytest.importorskip("vllm")
-    paths = [str(TESTS / "integrations"), os.environ.get("PYTHONPATH", "")]
+    paths = [str(TESTS), str(TESTS / "integrations"), os.environ.get("PYTHONPATH", "")]
     quiet = {"VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1"}
     found = subprocess.run(
         [sys.executable, __file__, str(folder), name],

@@ -22,6 +22,7 @@ TRAIN = {
     "--per_device_train_batch_size": 8,
     "--num_generations": 4,
     "--max_completion_length": 4,
+    "--train_problems": 64,
     "--eval_problems": 4,
     "--dev_problems": 0,
     "--eval_every": 0,

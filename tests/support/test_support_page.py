@@ -1,15 +1,14 @@
 """`docs/support.md`: what works has a test that is there, what is refused says what the page says."""
 
 import ast
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import refusals
+
+import forked
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "support.md").read_text()
@@ -65,26 +64,8 @@ def test_what_was_not_tried_is_listed():
 def collected():
     """Every linked test, as pytest names it."""
     files = sorted({file for file, _ in LINKED if not file.startswith(OUTSIDE)})
-    paths = [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "--collect-only",
-            "-q",
-            "-o",
-            "addopts=",
-            "-p",
-            "no:cacheprovider",
-            *files,
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-    )
+    options = ["--collect-only", "-q", "-o", "addopts=", "-p", "no:cacheprovider", "-c", ROOT / "pyproject.toml"]
+    done = forked.run("-m", "pytest", *options, *(ROOT / file for file in files))
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return set(done.stdout.splitlines())
 

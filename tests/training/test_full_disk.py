@@ -1,35 +1,27 @@
 """A disk that is full, or read-only: a real one, mounted for the test."""
 
 import json
-import shutil
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("trl")
 
+import forked
 from adpo.models.embedded import WarmUp, make_model, make_tokenizer
 from adpo.preferences.generated_lists import graded
 
 
-def inside(script, *words):
-    """A shell script in a mount namespace of its own."""
-    return subprocess.run(
-        ["unshare", "--map-root-user", "--mount", "sh", "-c", script, "sh", *map(str, words)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+def inside(*steps):
+    """Shell commands and commands of adpo in a mount namespace of their own."""
+    return forked.run(Path(__file__).with_name("mounted.py"), json.dumps(steps))
 
 
 @pytest.fixture(scope="module")
 def given(tmp_path_factory):
     folder = tmp_path_factory.mktemp("given")
     (folder / "disk").mkdir()
-    possible = shutil.which("unshare") and inside('mount -t tmpfs -o size=1m tmpfs "$1"', folder / "disk")
-    if not possible or possible.returncode:
+    if inside(f"mount -t tmpfs -o size=1m tmpfs {folder / 'disk'}").returncode:
         pytest.skip("file systems cannot be mounted here")
     make_model(WarmUp(hidden=16, layers=1)).save_pretrained(folder / "model")
     make_tokenizer().save_pretrained(folder / "model")
@@ -38,23 +30,21 @@ def given(tmp_path_factory):
 
 
 def words(given, *more):
-    run = [sys.executable, "-m", "adpo", "prefer", given / "lists.jsonl", "--model", given / "model"]
-    return [*run, "--out", given / "disk" / "out", "--cache", given / "cache", "--max_steps", "40", *more]
+    files = ["prefer", given / "lists.jsonl", "--model", given / "model", "--out", given / "disk" / "out"]
+    return [*map(str, files), "--cache", str(given / "cache"), "--max_steps", "40", *more]
 
 
 def test_a_disk_that_fills_up_ends_the_run_in_one_line_and_earlier_checkpoints_go_on(given):
     """Forty checkpoints do not fit; the whole ones stay, and where there is room again the run goes on."""
-    script = """
-        disk=$1; shift
-        mount -t tmpfs -o size=3m tmpfs "$disk"
-        "$@"; echo "code $?"
-        ls -a "$disk/out"; rm -rf "$disk"/out/checkpoint-1 "$disk"/out/runs
-        mount -o remount,size=100m "$disk"
-        "$@" --resume; echo "code $?"
-        ls "$disk/out"
-    """
-    more = ["--save_steps", "1", "--save_total_limit", "100", "--eval_every", "0"]
-    done = inside(script, given / "disk", *words(given, *more))
+    disk = given / "disk"
+    train = words(given, "--save_steps", "1", "--save_total_limit", "100", "--eval_every", "0")
+    done = inside(
+        f"mount -t tmpfs -o size=3m tmpfs {disk}",
+        train,
+        f"ls -a {disk}/out; rm -rf {disk}/out/checkpoint-1 {disk}/out/runs; mount -o remount,size=100m {disk}",
+        [*train, "--resume"],
+        f"ls {disk}/out",
+    )
     first, second = done.stdout.split("code 2\n")
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("adpo: ")]
     assert "could not be written to" in line
@@ -73,8 +63,8 @@ def test_a_disk_that_fills_up_ends_the_run_in_one_line_and_earlier_checkpoints_g
 
 
 def test_too_small_a_disk_is_said_before_any_step(given):
-    script = 'disk=$1; shift; mount -t tmpfs -o size=64k tmpfs "$disk"; "$@"; echo "code $?"; find "$disk" -type f'
-    done = inside(script, given / "disk", *words(given))
+    disk = given / "disk"
+    done = inside(f"mount -t tmpfs -o size=64k tmpfs {disk}", words(given), f"find {disk} -type f")
     assert "code 2" in done.stdout
     assert done.stderr.splitlines()[-1].startswith("adpo: ")
     assert "free and a checkpoint takes about" in done.stderr
@@ -82,8 +72,7 @@ def test_too_small_a_disk_is_said_before_any_step(given):
 
 
 def test_a_disk_that_is_read_only(given):
-    script = 'disk=$1; shift; mount -t tmpfs -o ro tmpfs "$disk"; "$@"; echo "code $?"'
-    done = inside(script, given / "disk", *words(given))
+    done = inside(f"mount -t tmpfs -o ro tmpfs {given / 'disk'}", words(given))
     assert "code 2" in done.stdout
     (line,) = done.stderr.splitlines()
     assert line.endswith("cannot be written to: Read-only file system")

@@ -1,12 +1,12 @@
 """A process killed with SIGKILL at random moments, and resumed, ends as an undisturbed one does, to the bit."""
 
 import json
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+
+import forked
 
 pytest.importorskip("trl")
 
@@ -75,8 +75,8 @@ def flat(options):
 
 
 def carried_out(command, log, seed=0, kills=0, longest=0.0):
-    driver = [sys.executable, str(Path(__file__).parent / "killing.py"), str(seed), str(kills), str(longest)]
-    done = subprocess.run([*driver, str(log), "--", *command], capture_output=True, text=True, check=False)
+    driver = Path(__file__).parent / "killing.py"
+    done = forked.run(driver, seed, kills, longest, log, "--", *command, timeout=3600)
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["code"] == 0, log.read_text()[-3000:]

@@ -4,12 +4,13 @@ import gzip
 import json
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+
+import forked
 
 pytest.importorskip("trl")
 
@@ -432,22 +433,16 @@ def test_a_signal_from_outside_saves_and_says_how_to_go_on(model, lists, tmp_pat
     out = tmp_path / "out"
     words = ["prefer", str(lists), "--model", str(model), "--out", str(out), *fast("--max_steps", "5000")]
     program = "import signal as s; s.signal(s.SIGINT, s.default_int_handler); from adpo.cli import main; main()"
-    process = subprocess.Popen(
-        [sys.executable, "-c", program, *words, "--save_total_limit", "1"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = forked.Process("-c", program, *words, "--save_total_limit", "1")
     deadline = time.monotonic() + 180
     while not list(out.glob("checkpoint-*")):
         assert time.monotonic() < deadline
-        assert process.poll() is None, process.stderr.read()[-2000:]
+        assert process.poll() is None, process.errors[-2000:]
         time.sleep(0.1)
     process.send_signal(number)
-    said, errors = process.communicate(timeout=60)
-    assert process.returncode == 128 + number
-    assert errors.endswith("adpo: stopped\n")
-    flat = said.replace("\n", "")
+    assert process.wait(timeout=60) == 128 + number
+    assert process.errors.endswith("adpo: stopped\n")
+    flat = process.output.replace("\n", "")
     assert f"go on with: adpo prefer --out {out} --resume" in flat
     (checkpoint,) = out.glob("checkpoint-*")
     assert f"stopped after step {checkpoint.name.split('-')[1]}" in flat

@@ -42,6 +42,7 @@ ONLINE = {
     "per_device_train_batch_size": 6,
     "num_generations": 4,
     "max_completion_length": 40,
+    "train_problems": 64,
     "eval_problems": 7,
     "dev_problems": 5,
     "eval_batch": 2,

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+import forked
+
 pytest.importorskip("trl")
 
 import torch
@@ -28,6 +30,7 @@ SPEED = {
     "--per_device_train_batch_size": 16,
     "--num_generations": 4,
     "--max_completion_length": 4,
+    "--train_problems": 200,
     "--eval_problems": 20,
     "--dev_problems": 10,
     "--eval_every": 2,
@@ -756,19 +759,16 @@ def test_ctrl_c_from_a_shell_leaves_a_run_that_can_be_resumed(model, tmp_path):
     out = tmp_path / "out"
     words = ["train", "--model", str(model), "--out", str(out), *fast("--max_steps", "500")]
     program = "import signal as s; s.signal(s.SIGINT, s.default_int_handler); from adpo.cli import main; main()"
-    process = subprocess.Popen(
-        [sys.executable, "-c", program, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    process = forked.Process("-c", program, *words)
     deadline = time.monotonic() + 180
     while not (out / "checkpoint-4" / "adpo.json").exists():
         assert time.monotonic() < deadline
-        assert process.poll() is None, process.stderr.read()[-2000:]
+        assert process.poll() is None, process.errors[-2000:]
         time.sleep(0.2)
     process.send_signal(signal.SIGINT)
-    said, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert errors.endswith("adpo: stopped\n")
-    assert "--resume" in said
+    assert process.wait(timeout=60) == 130
+    assert process.errors.endswith("adpo: stopped\n")
+    assert "--resume" in process.output
 
 
 def test_two_processes_train_and_examine_together(model, digits, tmp_path):

@@ -16,6 +16,7 @@ def reproduce(out: Path) -> dict[str, Any]:
     """Writes ``results.json``, ``tables.md`` and the figures."""
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out {out} is a file; expected a folder")
+    out.mkdir(parents=True, exist_ok=True)
     results = {
         "experiment": "geometry",
         "provenance": provenance(),
@@ -29,7 +30,6 @@ def reproduce(out: Path) -> dict[str, Any]:
         "taxonomy": [[cell._asdict() for cell in row] for row in comparison.taxonomy()],
         "geometry": [[cell._asdict() for cell in row] for row in comparison.GEOMETRY],
     }
-    out.mkdir(parents=True, exist_ok=True)
     write_json(out / "results.json", results)
     (out / "tables.md").write_text(markdown([_curvature(results), *comparison.linked()]))
     draw(results, out)

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -177,6 +178,7 @@ def _short(name: str) -> str:
     return name if is_repository(name) else Path(name).name or name
 
 
+@cache
 def _version(package: str) -> str:
     try:
         return version(package)
