@@ -14,7 +14,7 @@ from adpo.experiments.bandits.methods import GRID, grid, make
 from adpo.experiments.bandits.protocol import SCENARIOS, Protocol, Scenario
 from adpo.experiments.bandits.train import Training, train
 from adpo.experiments.bandits.world import Replica
-from adpo.experiments.cells import Cell, Report
+from adpo.experiments.workers import Cell, Report
 
 Spec = tuple[str, dict[str, Any]]
 """A method by name and settings: what a cell is told, and can be sent to another process."""

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 
 from adpo.experiments.bandits import jobs, studies
@@ -17,9 +14,10 @@ from adpo.experiments.bandits.methods import GRID
 from adpo.experiments.bandits.protocol import SCENARIOS, Protocol, Scenario
 from adpo.experiments.bandits.summary import METRICS, against_baselines, summarise, terminal_table, verdict_table
 from adpo.experiments.bandits.tables import joined, markdown, named
-from adpo.experiments.cells import Cell, Job, seeds_from
-from adpo.files import write_json
-from adpo.provenance import provenance
+from adpo.experiments.seeds import seeds_from
+from adpo.experiments.session import Order, Session, one_thread
+from adpo.experiments.workers import Cell
+from adpo.files import write_json, write_text
 
 
 @dataclass(frozen=True)
@@ -59,29 +57,6 @@ def cells_of(preset: Preset, seeds: list[int]) -> list[Cell]:
     return cells
 
 
-@dataclass(frozen=True)
-class Order:
-    """What the user asked for, beside the preset."""
-
-    out: Path
-    resume: bool = False
-    workers: int = 1
-    on_progress: Callable[[float], None] = lambda _: None  # hears the share of the work that is done
-
-    def carry_out(self, description: dict[str, Any], cells: list[Cell]) -> tuple[Job, dict[str, Any]]:
-        job = Job(self.out, description, self.resume, provenance())
-        total, done = sum(cell.weight for cell in cells), dict.fromkeys((cell.name for cell in cells), 0.0)
-
-        def progress(cell: Cell, share: float) -> None:
-            done[cell.name] = share * cell.weight
-            self.on_progress(sum(done.values()) / total)
-
-        # One thread each: small matrices gain nothing from more, and the results are those of any machine's
-        # number of cores.
-        prepare = partial(torch.set_num_threads, 1)
-        return job, job.run(cells, progress, self.workers, prepare)
-
-
 def reproduce(name: str, seeds: int | None, order: Order, first_seed: int | None = None) -> dict[str, Any]:
     """Run the preset, write ``results.json``, the tables and the figures, and return the results."""
     preset = PRESETS[name]
@@ -93,12 +68,12 @@ def reproduce(name: str, seeds: int | None, order: Order, first_seed: int | None
         "settings": jobs.tuned(),
         **jobs.described(preset.protocol),
     }
-    cells = cells_of(preset, used)
-    job, found = order.carry_out(description, cells)
+    session = Session(order, description)
+    found = session.run(cells_of(preset, used), one_thread)
     main = joined(found, "main-")
     results = {
         "description": description,
-        "provenance": job.provenances(cells),
+        "provenance": session.provenances(),
         "summary": summarise(main),
         "against_baselines": {
             metric: {ours: against_baselines(main, ours, BASELINES, metric) for ours in OURS} for metric in METRICS
@@ -120,18 +95,11 @@ def tune(order: Order) -> Path:
         "seeds": list(jobs.TUNING_SEEDS),
         **jobs.described(protocol, jobs.TUNING_SCENARIOS),
     }
-    _, found = order.carry_out(description, jobs.tuning_cells(protocol))
+    found = Session(order, description).run(jobs.tuning_cells(protocol), one_thread)
     chosen, scores = jobs.best_settings(found)
     path = order.out / "settings.json"
-    settings = ",\n".join(f"  {json.dumps(name)}: {json.dumps(chosen[name])}" for name in GRID)
-    tried = ",\n".join(
-        f"  {json.dumps(name)}: [\n" + ",\n".join(f"   {json.dumps(scored)}" for scored in scores[name]) + "\n  ]"
-        for name in GRID
-    )
-    path.write_text(
-        '{\n "command": "adpo reproduce bandits --tune",\n'
-        f' "settings": {{\n{settings}\n }},\n "sampled_winmass": {{\n{tried}\n }}\n}}\n'
-    )
+    tuned = {"command": "adpo reproduce bandits --tune", "settings": chosen, "sampled_winmass": scores}
+    write_text(path, json.dumps(tuned, indent=1) + "\n")  # methods and settings in their order, the best first
     return path
 
 

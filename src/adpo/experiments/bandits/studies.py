@@ -24,7 +24,7 @@ from adpo.experiments.bandits.methods import (
 from adpo.experiments.bandits.protocol import SCENARIOS, Protocol
 from adpo.experiments.bandits.train import train
 from adpo.experiments.bandits.world import Replica, Worlds
-from adpo.experiments.cells import Cell, Report
+from adpo.experiments.workers import Cell, Report
 
 COLLAPSED = 0.05
 """A run has collapsed when its policy's mean entropy (nats) is below this."""
