@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from adpo.experiments.bandits import jobs, studies
-from adpo.experiments.bandits.methods import GRID
-from adpo.experiments.bandits.protocol import SCENARIOS, Protocol, Scenario
+from adpo.experiments.bandits.methods import DIVERGENCES, GRID
+from adpo.experiments.bandits.protocol import MEDIUM, SCENARIOS, Protocol, Scenario
 from adpo.experiments.bandits.summary import METRICS, against_baselines, summarise, terminal_table, verdict_table
 from adpo.experiments.bandits.tables import joined, markdown, named
 from adpo.experiments.seeds import seeds_from
@@ -34,7 +37,7 @@ PRESETS = {
     "smoke": Preset(
         replace(Protocol(), iterations=40, test_contexts=300, held_out_lists=300),
         seeds=3,
-        scenarios=tuple(s for s in SCENARIOS if s.level == "medium"),
+        scenarios=tuple(MEDIUM.values()),
         studies=False,
     ),
     "scenarios": Preset(Protocol(), seeds=30, scenarios=SCENARIOS, studies=False),
@@ -48,13 +51,28 @@ OURS = tuple(name for name in GRID if name.startswith("adpo"))
 BASELINES = tuple(name for name in GRID if not name.startswith("adpo"))
 
 
-def cells_of(preset: Preset, seeds: list[int]) -> list[Cell]:
-    cells = jobs.main_cells(preset.protocol, seeds, preset.scenarios)
-    if preset.studies:
-        cells += jobs.capacity_cells(preset.protocol, seeds) + jobs.sensitivity_cells(preset.protocol, seeds)
-        cells += studies.popular_cells(seeds) + studies.divergence_cells(preset.protocol, seeds)
-        cells += studies.variance_cells(preset.protocol, seeds)
-    return cells
+def cells_of(preset: Preset, seeds: list[int]) -> Iterator[Cell]:
+    """Every method in every scenario; then the studies."""
+    protocol, chosen = preset.protocol, jobs.tuned()
+    specs = [(name, chosen[name]) for name in GRID]
+    for scenario in preset.scenarios:
+        yield jobs.cell(f"main-{scenario.name}", protocol, [scenario], specs, seeds)
+    if not preset.studies:
+        return
+    for hidden, corruption in product(jobs.WIDTHS, ("gaussian", "cauchy")):  # the paper's "Heavy Noise-Medium"
+        scenario, wider = MEDIUM[corruption], replace(protocol, hidden=hidden)
+        yield jobs.cell(f"capacity-{hidden}-{scenario.name}", wider, [scenario], specs, seeds)
+    axes = product(jobs.SENSITIVITY["beta"], jobs.SENSITIVITY["tau"])
+    tried = [("adpo-kde", {"beta": beta, "tau": tau}) for beta, tau in axes]
+    yield jobs.cell("sensitivity", protocol, [MEDIUM["gaussian"]], tried, seeds)
+    for kind, mass in product(("bad", "mediocre"), (0.5, 0.8, 0.95)):  # of the reference, on wrong items
+        popular = partial(studies.popular_but_wrong, studies.Popular(), kind, mass, seeds)
+        yield Cell(f"popular-{kind}-{mass}", popular)
+    by_divergence = [("adpo-divergence", {"divergence": each, **chosen["adpo-kde"]}) for each in DIVERGENCES]
+    for scenario in MEDIUM.values():
+        yield jobs.cell(f"divergences-{scenario.name}", protocol, [scenario], by_divergence, seeds)
+    for moment in ("start", "middle"):
+        yield Cell(f"variance-{moment}", partial(studies.gradient_variance, protocol, moment, seeds))
 
 
 def reproduce(name: str, seeds: int | None, order: Order, first_seed: int | None = None) -> dict[str, Any]:
@@ -69,7 +87,7 @@ def reproduce(name: str, seeds: int | None, order: Order, first_seed: int | None
         **jobs.described(preset.protocol),
     }
     session = Session(order, description)
-    found = session.run(cells_of(preset, used), one_thread)
+    found = session.run(list(cells_of(preset, used)), one_thread)
     main = joined(found, "main-")
     results = {
         "description": description,

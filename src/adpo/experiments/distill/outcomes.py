@@ -13,8 +13,8 @@ from adpo.experiments.distill.learning import taught
 from adpo.experiments.distill.lessons import Lessons, record
 from adpo.experiments.distill.methods import methods
 from adpo.experiments.distill.protocol import Lesson, Protocol
-from adpo.experiments.distill.students import Weights
 from adpo.experiments.seeds import seeds_from
+from adpo.experiments.stacked import Weights
 
 RECORDING_SEED = 7
 CORRUPTION_SEED = 11
