@@ -66,10 +66,6 @@ class Place(NamedTuple):
     def listings(self) -> list[data.Listing]:
         return data.synthetic() if self.data is None else data.load(self.data)
 
-    def cell(self, name: str, kind: str, **arguments: Any) -> Cell:
-        """A method of the experiment, with these arguments."""
-        return Cell(name, partial(_computed, self, kind, arguments))
-
 
 @lru_cache(maxsize=1)
 def _experiment(place: Place) -> Experiment:
@@ -142,32 +138,15 @@ def _carried_out(session: Session, place: Place, methods: Sequence[str], seeds: 
             raise OutOfTime
         return [found[cell.name] for cell in cells]
 
-    (reference,) = results([place.cell("reference", "reference")])
-    ref_logp = reference.pop("seq_logp")
+    (reference,) = results([Cell("reference", partial(_computed, place, "reference", {}))])
+    cell = partial(_cell, place, reference.pop("seq_logp"))
     offered = [(name, setting) for name in methods for setting in settings(name, place.protocol)]
-    sweep = [
-        place.cell(f"sweep-{_named(*one)}", "sweep", ref_logp=ref_logp, method=one[0], setting=one[1])
-        for one in offered
-    ]
     tried: dict[str, list[dict[str, Any]]] = {name: [] for name in methods}
-    for (name, setting), found in zip(offered, results(sweep), strict=True):
+    for (name, setting), found in zip(offered, results([cell("sweep", *each) for each in offered]), strict=True):
         tried[name].append({**asdict(setting), "validation": round(_accuracy(found), 6)})
     best = {name: max(scored, key=lambda one: float(one["validation"])) for name, scored in tried.items()}
-    chosen = {name: Setting(one["strength"], one["learning_rate"]) for name, one in best.items()}
-    runs = results(
-        [
-            place.cell(
-                f"run-{_named(name, setting)}-seed-{seed}",
-                "run",
-                ref_logp=ref_logp,
-                method=name,
-                setting=setting,
-                seed=seed,
-            )
-            for seed in seeds
-            for name, setting in chosen.items()
-        ]
-    )
+    chosen = [(name, Setting(one["strength"], one["learning_rate"])) for name, one in best.items()]
+    runs = results([cell("run", *each, seed) for seed in seeds for each in chosen])
     untrained = reference.pop("test")
     return {
         "provenance": session.provenances(),
@@ -180,8 +159,14 @@ def _carried_out(session: Session, place: Place, methods: Sequence[str], seeds: 
     }
 
 
-def _named(method: str, setting: Setting) -> str:
-    return f"{method}-strength-{setting.strength:g}-rate-{setting.learning_rate:g}"
+def _cell(
+    place: Place, ref_logp: list[float], kind: str, method: str, setting: Setting, seed: int | None = None
+) -> Cell:
+    arguments: dict[str, Any] = {"ref_logp": ref_logp, "method": method, "setting": setting}
+    name = f"{kind}-{method}-strength-{setting.strength:g}-rate-{setting.learning_rate:g}"
+    if seed is not None:
+        arguments, name = {**arguments, "seed": seed}, f"{name}-seed-{seed}"
+    return Cell(name, partial(_computed, place, kind, arguments))
 
 
 def _accuracy(run: dict[str, Any]) -> float:
