@@ -19,7 +19,7 @@ if arguments.what == "core":
 elif arguments.what == "bandits":
     from adpo.bench import bandits
 
-    bandits.run(*([2, range(2)] if arguments.quick else []))
+    bandits.run(*((2, range(2)) if arguments.quick else (20, range(12))))
 elif arguments.what == "head":
     from adpo.bench import head
 

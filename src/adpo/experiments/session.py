@@ -20,7 +20,7 @@ one_thread = partial(torch.set_num_threads, 1)
 
 
 @dataclass(frozen=True)
-class Order:
+class Options:
     """Where results go, and how the work is done."""
 
     out: Path
@@ -44,7 +44,7 @@ class Session:
 
     def __init__(
         self,
-        order: Order,
+        options: Options,
         description: dict[str, Any],
         *,
         weight: float = 0.0,
@@ -52,8 +52,8 @@ class Session:
         in_time: bool = False,
         on_end: Callable[[Cell], None] = lambda _: None,
     ) -> None:
-        self.order, self.end, self.in_time, self.on_end = order, end, in_time, on_end
-        self.job = Job(order.out, description, order.resume, provenance())
+        self.options, self.end, self.in_time, self.on_end = options, end, in_time, on_end
+        self.job = Job(options.out, description, options.resume, provenance())
         self.ended: list[Cell] = []
         self.pending: list[str] = []  # names of the cells that there was no time for
         self.weight, self._passed, self._longest = weight, 0.0, 0.0
@@ -67,7 +67,7 @@ class Session:
 
         def on_progress(cell: Cell, share: float) -> None:
             shares[cell.name] = share * cell.weight
-            self.order.on_progress((self._passed + sum(shares.values())) / self.weight)
+            self.options.on_progress((self._passed + sum(shares.values())) / self.weight)
             if cell.name in pending and self.job.has(cell):
                 pending.remove(cell.name)
                 self.ended.append(cell)
@@ -75,7 +75,7 @@ class Session:
                     self._longest = max(self._longest, self.job.seconds(cell))
                     self.on_end(cell)
 
-        results = self.job.run(cells, on_progress, self.order.workers, prepare, self._out_of_time)
+        results = self.job.run(cells, on_progress, self.options.workers, prepare, self._out_of_time)
         self._passed += weight
         self.pending += [cell.name for cell in cells if cell.name in pending]
         return results

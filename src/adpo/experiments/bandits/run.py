@@ -18,9 +18,11 @@ from adpo.experiments.bandits.protocol import MEDIUM, SCENARIOS, Protocol, Scena
 from adpo.experiments.bandits.summary import METRICS, against_baselines, summarise, terminal_table, verdict_table
 from adpo.experiments.bandits.tables import joined, markdown, named
 from adpo.experiments.seeds import seeds_from
-from adpo.experiments.session import Order, Session, one_thread
+from adpo.experiments.session import Options, Session, one_thread
 from adpo.experiments.workers import Cell
 from adpo.files import write_json, write_text
+
+Order = Options
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from typing import Any
 
 from rich.console import Console
 
-from adpo.experiments import session
 from adpo.experiments.distill import figures, film, outcomes, students, teachers, worlds
 from adpo.experiments.distill.actor import Actor
 from adpo.experiments.distill.lessons import Lessons
@@ -17,7 +16,7 @@ from adpo.experiments.distill.protocol import PRESETS, Lesson, Protocol
 from adpo.experiments.distill.summary import against_kd, claims, outcome_name, summarised
 from adpo.experiments.distill.tables import shown, tables
 from adpo.experiments.seeds import seeds_from
-from adpo.experiments.session import Session, one_thread
+from adpo.experiments.session import Options, Session, one_thread
 from adpo.experiments.tables import markdown, terminal
 from adpo.experiments.workers import Cell
 from adpo.files import write_json
@@ -26,7 +25,7 @@ FILMED = "ADPO anchored target"
 
 
 @dataclass(frozen=True)
-class Order(session.Order):
+class Order(Options):
     """Where results go, and how the work is done."""
 
     teachers: Path = teachers.SHIPPED
@@ -54,12 +53,12 @@ def reproduce(
     places = [Place(name, protocol, order.teachers, order.out) for name in protocol.environments]
     recordings = [place.recording() for place in places]
     cells = [cell for place in places for cell in place.cells()]
-    work = Session(order, description, weight=sum(cell.weight for cell in (*recordings, *cells)))
-    found = work.run(recordings, one_thread) | work.run(cells, one_thread)
+    session = Session(order, description, weight=sum(cell.weight for cell in (*recordings, *cells)))
+    found = session.run(recordings, one_thread) | session.run(cells, one_thread)
     results = {
         "preset": preset,
         "seeds": used,
-        "provenance": work.provenances(),
+        "provenance": session.provenances(),
         "recorded": {place.name: found[place.recording().name] for place in places},
         "teachers": cards,
         "own": {place.name: found[place.own().name] for place in places},

@@ -27,7 +27,7 @@ from adpo.experiments.efficiency.protocol import (
     described,
 )
 from adpo.experiments.efficiency.summary import goals, markdown, rows_of, terminal_tables, update_name, whole_name
-from adpo.experiments.session import Order, Session, in_minutes
+from adpo.experiments.session import Options, Session, in_minutes
 from adpo.experiments.workers import Cell
 from adpo.files import write_json
 
@@ -43,7 +43,7 @@ def reproduce(
     if name == "gpu" and minutes != 0 and not torch.cuda.is_available():
         raise ValueError("--preset gpu needs a CUDA device; --preset smoke runs anywhere")
     description = {"experiment": "efficiency", "preset": name, **described(preset)}
-    session = Session(Order(out, resume, on_progress=on_progress), description, end=in_minutes(minutes))
+    session = Session(Options(out, resume, on_progress=on_progress), description, end=in_minutes(minutes))
     cells = cells_of(preset, session.job)
     session.weight = sum(cell.weight for cell in cells)
     found: dict[str, Any] = {}

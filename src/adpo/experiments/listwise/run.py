@@ -13,7 +13,6 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from adpo.experiments import session
 from adpo.experiments.listwise import data
 from adpo.experiments.listwise.experiment import Experiment
 from adpo.experiments.listwise.methods import METHODS
@@ -21,13 +20,13 @@ from adpo.experiments.listwise.models import digest
 from adpo.experiments.listwise.protocol import FIRST_SEED, PRESETS, Preset, Protocol
 from adpo.experiments.listwise.summary import BASELINES, against, markdown, summarise
 from adpo.experiments.listwise.train import Setting
-from adpo.experiments.session import Session
+from adpo.experiments.session import Options, Session
 from adpo.experiments.workers import Cell, Report
 from adpo.files import write_json
 
 
 @dataclass(frozen=True)
-class Order(session.Order):
+class Order(Options):
     """What the user asked for; ``workers`` are processes side by side on the device."""
 
     data: Path | None = None
@@ -59,12 +58,12 @@ class Order(session.Order):
 class Place(NamedTuple):
     """What a cell needs, in whichever process it is computed."""
 
-    data: Path | None
+    lists: Path | None
     model: Path | None
     protocol: Protocol
 
     def listings(self) -> list[data.Listing]:
-        return data.synthetic() if self.data is None else data.load(self.data)
+        return data.synthetic() if self.lists is None else data.load(self.lists)
 
 
 @lru_cache(maxsize=1)

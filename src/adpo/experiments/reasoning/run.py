@@ -10,7 +10,6 @@ from typing import Any
 
 from rich.console import Console
 
-from adpo.experiments import session
 from adpo.experiments.cells import check_folder, fingerprint
 from adpo.experiments.reasoning import comparisons, known, parts, problems, summary, trial, warmup
 from adpo.experiments.reasoning.answers import WATCHED
@@ -23,7 +22,7 @@ from adpo.experiments.reasoning.protocol import Preset, Trial
 from adpo.experiments.reasoning.starts import Start, embedded_start
 from adpo.experiments.reasoning.tables import tables
 from adpo.experiments.seeds import seeds_from
-from adpo.experiments.session import Session, in_minutes, one_thread
+from adpo.experiments.session import Options, Session, in_minutes, one_thread
 from adpo.experiments.tables import markdown, terminal
 from adpo.experiments.workers import Cell, Report
 from adpo.files import digest, write_json
@@ -31,7 +30,7 @@ from adpo.training.models import quiet
 
 
 @dataclass(frozen=True)
-class Order(session.Order):
+class Order(Options):
     """Where results go, how the work is done, and with which models and problems."""
 
     minutes: float | None = None  # begin no trial after so many
