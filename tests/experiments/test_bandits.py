@@ -7,11 +7,11 @@ import torch
 
 from adpo import Objective, plackett_luce, top1
 from adpo.baselines.trpo import trpo_step
+from adpo.bench.bandits import train_alone, weights_of
 from adpo.experiments.bandits import fleet
 from adpo.experiments.bandits.measure import Exam
 from adpo.experiments.bandits.methods import GRID, Batch, Groupwise, grid, make, together
 from adpo.experiments.bandits.natural import TrustRegion, natural_step
-from adpo.experiments.bandits.plain import train_alone, weights_of
 from adpo.experiments.bandits.protocol import CLEAN, SCENARIOS, UNLEARNABLE, Protocol
 from adpo.experiments.bandits.studies import Popular, popular_but_wrong
 from adpo.experiments.bandits.train import train

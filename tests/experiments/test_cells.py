@@ -141,7 +141,7 @@ def fail(_):
 
 def test_a_cell_that_ends_together_with_a_failing_one_is_kept(tmp_path, monkeypatch):
     """Whatever the order in which the two are looked at."""
-    monkeypatch.setattr("adpo.experiments.cells.wait", lambda running, **_: (list(wait(running)[0]), set()))
+    monkeypatch.setattr("adpo.experiments.workers.wait", lambda running, **_: (list(wait(running)[0]), set()))
     cells = [Cell("bad", fail, weight=2.0), *(Cell(f"good-{n}", already) for n in range(4))]
     with pytest.raises(ValueError, match="not today"):
         Job(tmp_path, {}, resume=False).run(cells, lambda *_: None, workers=2)
@@ -234,5 +234,5 @@ def family(session):
 def test_nothing_is_begun_after_the_time_is_up(tmp_path, workers):
     many = [Cell(f"square {number}", partial(square, number, 0.0)) for number in range(8)]
     job = Job(tmp_path, {}, resume=False)
-    assert job.run(many, lambda *_: None, workers, until=time.monotonic() - 1) == {}
-    assert len(job.run(many, lambda *_: None, workers, until=time.monotonic() + 60)) == 8
+    assert job.run(many, lambda *_: None, workers, out_of_time=lambda: True) == {}
+    assert len(job.run(many, lambda *_: None, workers, out_of_time=lambda: False)) == 8

@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 
 from adpo.cli import app
 from adpo.experiments.bandits import run as bandits
-from adpo.experiments.cells import Job
 from adpo.experiments.distill import outcomes
 from adpo.experiments.distill.methods import methods
 from adpo.experiments.distill.protocol import PRESETS as DISTILL
@@ -35,12 +34,11 @@ def typed(*words):
 def test_bandits(tmp_path, monkeypatch):
     found = []
 
-    def described(order, description, _):
-        Job(order.out, description, order.resume)
+    def reached(*_):
         raise Reached
 
     monkeypatch.setattr(bandits, "cells_of", lambda _, seeds: found.append(seeds) or [])
-    monkeypatch.setattr(bandits.Order, "carry_out", described)
+    monkeypatch.setattr(bandits.Session, "run", reached)
     words = ["bandits", "--preset", "smoke", "--seeds", 3, "--workers", 1, "--out", tmp_path / "out"]
     assert isinstance(typed(*words, "--first-seed", 200).exception, Reached)
     assert found == [[200, 201, 202]]
@@ -48,7 +46,7 @@ def test_bandits(tmp_path, monkeypatch):
     assert isinstance(typed(*words, "--first-seed", 200, "--resume").exception, Reached)
     other = typed(*words, "--resume").exception
     assert "holds a job with other settings" in str(other)
-    assert found[-1] == [100, 101, 102]
+    assert found == 2 * [[200, 201, 202]]  # with the preset's own seeds it is refused before it has cells
 
 
 def test_distillation(monkeypatch):

@@ -1,8 +1,4 @@
-"""Many small policies trained as one: the weights of all runs stacked along a first axis.
-
-A policy is an MLP with two tanh layers and a softmax over the items. Runs never mix: matrix products are
-batched over the run axis, AdamW is elementwise, so each run goes its own way to rounding.
-"""
+"""Small policies of the bandits, all runs as one stack: MLPs with two tanh layers and a softmax over the items."""
 
 from __future__ import annotations
 
@@ -14,9 +10,7 @@ from torch import Tensor
 
 from adpo.experiments.bandits.protocol import Protocol
 from adpo.experiments.bandits.world import Worlds
-
-Weights = list[Tensor]
-"""Matrices and biases in turn, each ``[runs, fan_in, fan_out]`` or ``[runs, 1, fan_out]``."""
+from adpo.experiments.stacked import Weights, outputs
 
 
 def initial_weights(protocol: Protocol, worlds: Worlds) -> Weights:
@@ -30,17 +24,9 @@ def initial_weights(protocol: Protocol, worlds: Worlds) -> Weights:
     return weights
 
 
-def logits(weights: Weights, contexts: Tensor) -> Tensor:
-    """``[runs, n, items]`` for contexts ``[runs, n, dimensions]``."""
-    hidden = contexts
-    for matrix, bias in zip(weights[0:-2:2], weights[1:-2:2], strict=True):
-        hidden = torch.tanh(torch.baddbmm(bias, hidden, matrix))
-    return torch.baddbmm(weights[-1], hidden, weights[-2])
-
-
 def log_policy(weights: Weights, contexts: Tensor) -> Tensor:
-    """Log-probabilities of all items, ``[runs, n, items]``."""
-    return torch.log_softmax(logits(weights, contexts), -1)
+    """Log-probabilities of all items, ``[runs, n, items]``, for contexts ``[runs, n, dimensions]``."""
+    return torch.log_softmax(outputs(weights, contexts), -1)
 
 
 def repeated(weights: Weights, times: int) -> Weights:

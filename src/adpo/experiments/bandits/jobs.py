@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from importlib import resources
 from typing import Any
@@ -14,11 +14,14 @@ from adpo.experiments.bandits.methods import GRID, grid, make
 from adpo.experiments.bandits.protocol import SCENARIOS, Protocol, Scenario
 from adpo.experiments.bandits.train import Training, train
 from adpo.experiments.bandits.world import Replica
-from adpo.experiments.cells import Cell, Report
+from adpo.experiments.workers import Cell, Report
 
 Spec = tuple[str, dict[str, Any]]
 """A method by name and settings: what a cell is told, and can be sent to another process."""
 
+WIDTHS = (64, 128, 256)
+"""Of the policy, in the study of capacity."""
+SENSITIVITY = {"tau": [0.5, 1.0, 2.0, 4.0, 8.0, 16.0], "beta": [0.25, 0.5, 1.0, 2.0, 4.0]}
 TUNING_SEEDS = range(1000, 1004)
 TUNING_SCENARIOS = (
     Scenario("gaussian", "mild", noise=0.75, outliers=0.075),
@@ -38,11 +41,6 @@ def tuned() -> dict[str, dict[str, Any]]:
     text = resources.files("adpo.experiments.bandits").joinpath("settings.json").read_text()
     settings: dict[str, dict[str, Any]] = json.loads(text)["settings"]
     return settings
-
-
-def tuned_specs(names: Sequence[str] | None = None) -> list[Spec]:
-    chosen = tuned()
-    return [(name, chosen[name]) for name in (names or GRID)]
 
 
 def runs(
@@ -93,40 +91,6 @@ def cell(
     runs_in_all = len(scenarios) * len(specs) * len(seeds)
     weight = runs_in_all * protocol.iterations * protocol.contexts * (protocol.hidden + 100)
     return Cell(name, partial(runs, protocol, scenarios, specs, seeds), weight)
-
-
-def main_cells(protocol: Protocol, seeds: Sequence[int], scenarios: Sequence[Scenario] = SCENARIOS) -> list[Cell]:
-    """Every method, one scenario at a time."""
-    return [cell(f"main-{scenario.name}", protocol, [scenario], tuned_specs(), seeds) for scenario in scenarios]
-
-
-WIDTHS = (64, 128, 256)
-
-
-def capacity_cells(protocol: Protocol, seeds: Sequence[int]) -> list[Cell]:
-    """Both readings of the paper's "Heavy Noise-Medium" at three widths."""
-    chosen = [s for s in SCENARIOS if s.level == "medium" and s.corruption in ("gaussian", "cauchy")]
-    return [
-        cell(
-            f"capacity-{hidden}-{scenario.name}",
-            replace(protocol, hidden=hidden),
-            [scenario],
-            tuned_specs(),
-            seeds,
-        )
-        for hidden in WIDTHS
-        for scenario in chosen
-    ]
-
-
-SENSITIVITY = {"tau": [0.5, 1.0, 2.0, 4.0, 8.0, 16.0], "beta": [0.25, 0.5, 1.0, 2.0, 4.0]}
-
-
-def sensitivity_cells(protocol: Protocol, seeds: Sequence[int]) -> list[Cell]:
-    """ADPO listwise over tau and beta, medium Gaussian noise."""
-    scenario = next(s for s in SCENARIOS if s.name == "gaussian-medium")
-    specs = [("adpo-kde", {"beta": b, "tau": t}) for b in SENSITIVITY["beta"] for t in SENSITIVITY["tau"]]
-    return [cell("sensitivity", protocol, [scenario], specs, seeds)]
 
 
 def tuning_cells(protocol: Protocol) -> list[Cell]:

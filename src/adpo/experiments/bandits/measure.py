@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from adpo.experiments.bandits import fleet
-from adpo.experiments.bandits.fleet import Weights
 from adpo.experiments.bandits.world import Worlds
+from adpo.experiments.stacked import Weights
 
 SHARPNESS = torch.logspace(-1, 2, 25)
 

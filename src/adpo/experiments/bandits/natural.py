@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from adpo.experiments.bandits.fleet import Weights
+from adpo.experiments.stacked import Weights
 
 
 @dataclass(frozen=True)

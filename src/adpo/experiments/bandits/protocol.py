@@ -66,5 +66,6 @@ SCENARIOS: tuple[Scenario, ...] = (
     *_levels("flips", noise=(0.5, 0.5, 0.5), flips=(0.1, 0.2, 0.3)),
     *_levels("cauchy", cauchy=(0.3, 0.7, 1.5)),
 )
+MEDIUM = {scenario.corruption: scenario for scenario in SCENARIOS if scenario.level == "medium"}
 CLEAN = Scenario("clean", "none")
 UNLEARNABLE = Scenario("flips", "half", flips=0.5)

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 
 from adpo.experiments.bandits import jobs, studies
-from adpo.experiments.bandits.methods import GRID
-from adpo.experiments.bandits.protocol import SCENARIOS, Protocol, Scenario
+from adpo.experiments.bandits.methods import DIVERGENCES, GRID
+from adpo.experiments.bandits.protocol import MEDIUM, SCENARIOS, Protocol, Scenario
 from adpo.experiments.bandits.summary import METRICS, against_baselines, summarise, terminal_table, verdict_table
 from adpo.experiments.bandits.tables import joined, markdown, named
-from adpo.experiments.cells import Cell, Job, seeds_from
-from adpo.system.files import write_json
-from adpo.system.provenance import provenance
+from adpo.experiments.seeds import seeds_from
+from adpo.experiments.session import Options, Session, one_thread
+from adpo.experiments.workers import Cell
+from adpo.system.files import write_json, write_text
+
+Order = Options
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ PRESETS = {
     "smoke": Preset(
         replace(Protocol(), iterations=40, test_contexts=300, held_out_lists=300),
         seeds=3,
-        scenarios=tuple(s for s in SCENARIOS if s.level == "medium"),
+        scenarios=tuple(MEDIUM.values()),
         studies=False,
     ),
     "scenarios": Preset(Protocol(), seeds=30, scenarios=SCENARIOS, studies=False),
@@ -50,36 +53,28 @@ OURS = tuple(name for name in GRID if name.startswith("adpo"))
 BASELINES = tuple(name for name in GRID if not name.startswith("adpo"))
 
 
-def cells_of(preset: Preset, seeds: list[int]) -> list[Cell]:
-    cells = jobs.main_cells(preset.protocol, seeds, preset.scenarios)
-    if preset.studies:
-        cells += jobs.capacity_cells(preset.protocol, seeds) + jobs.sensitivity_cells(preset.protocol, seeds)
-        cells += studies.popular_cells(seeds) + studies.divergence_cells(preset.protocol, seeds)
-        cells += studies.variance_cells(preset.protocol, seeds)
-    return cells
-
-
-@dataclass(frozen=True)
-class Order:
-    """What the user asked for, beside the preset."""
-
-    out: Path
-    resume: bool = False
-    workers: int = 1
-    on_progress: Callable[[float], None] = lambda _: None  # hears the share of the work that is done
-
-    def carry_out(self, description: dict[str, Any], cells: list[Cell]) -> tuple[Job, dict[str, Any]]:
-        job = Job(self.out, description, self.resume, provenance())
-        total, done = sum(cell.weight for cell in cells), dict.fromkeys((cell.name for cell in cells), 0.0)
-
-        def progress(cell: Cell, share: float) -> None:
-            done[cell.name] = share * cell.weight
-            self.on_progress(sum(done.values()) / total)
-
-        # One thread each: small matrices gain nothing from more, and the results are those of any machine's
-        # number of cores.
-        prepare = partial(torch.set_num_threads, 1)
-        return job, job.run(cells, progress, self.workers, prepare)
+def cells_of(preset: Preset, seeds: list[int]) -> Iterator[Cell]:
+    """Every method in every scenario; then the studies."""
+    protocol, chosen = preset.protocol, jobs.tuned()
+    specs = [(name, chosen[name]) for name in GRID]
+    for scenario in preset.scenarios:
+        yield jobs.cell(f"main-{scenario.name}", protocol, [scenario], specs, seeds)
+    if not preset.studies:
+        return
+    for hidden, corruption in product(jobs.WIDTHS, ("gaussian", "cauchy")):  # the paper's "Heavy Noise-Medium"
+        scenario, wider = MEDIUM[corruption], replace(protocol, hidden=hidden)
+        yield jobs.cell(f"capacity-{hidden}-{scenario.name}", wider, [scenario], specs, seeds)
+    axes = product(jobs.SENSITIVITY["beta"], jobs.SENSITIVITY["tau"])
+    tried = [("adpo-kde", {"beta": beta, "tau": tau}) for beta, tau in axes]
+    yield jobs.cell("sensitivity", protocol, [MEDIUM["gaussian"]], tried, seeds)
+    for kind, mass in product(("bad", "mediocre"), (0.5, 0.8, 0.95)):  # of the reference, on wrong items
+        popular = partial(studies.popular_but_wrong, studies.Popular(), kind, mass, seeds)
+        yield Cell(f"popular-{kind}-{mass}", popular)
+    by_divergence = [("adpo-divergence", {"divergence": each, **chosen["adpo-kde"]}) for each in DIVERGENCES]
+    for scenario in MEDIUM.values():
+        yield jobs.cell(f"divergences-{scenario.name}", protocol, [scenario], by_divergence, seeds)
+    for moment in ("start", "middle"):
+        yield Cell(f"variance-{moment}", partial(studies.gradient_variance, protocol, moment, seeds))
 
 
 def reproduce(name: str, seeds: int | None, order: Order, first_seed: int | None = None) -> dict[str, Any]:
@@ -93,12 +88,12 @@ def reproduce(name: str, seeds: int | None, order: Order, first_seed: int | None
         "settings": jobs.tuned(),
         **jobs.described(preset.protocol),
     }
-    cells = cells_of(preset, used)
-    job, found = order.carry_out(description, cells)
+    session = Session(order, description)
+    found = session.run(list(cells_of(preset, used)), one_thread)
     main = joined(found, "main-")
     results = {
         "description": description,
-        "provenance": job.provenances(cells),
+        "provenance": session.provenances(),
         "summary": summarise(main),
         "against_baselines": {
             metric: {ours: against_baselines(main, ours, BASELINES, metric) for ours in OURS} for metric in METRICS
@@ -120,18 +115,11 @@ def tune(order: Order) -> Path:
         "seeds": list(jobs.TUNING_SEEDS),
         **jobs.described(protocol, jobs.TUNING_SCENARIOS),
     }
-    _, found = order.carry_out(description, jobs.tuning_cells(protocol))
+    found = Session(order, description).run(jobs.tuning_cells(protocol), one_thread)
     chosen, scores = jobs.best_settings(found)
     path = order.out / "settings.json"
-    settings = ",\n".join(f"  {json.dumps(name)}: {json.dumps(chosen[name])}" for name in GRID)
-    tried = ",\n".join(
-        f"  {json.dumps(name)}: [\n" + ",\n".join(f"   {json.dumps(scored)}" for scored in scores[name]) + "\n  ]"
-        for name in GRID
-    )
-    path.write_text(
-        '{\n "command": "adpo reproduce bandits --tune",\n'
-        f' "settings": {{\n{settings}\n }},\n "sampled_winmass": {{\n{tried}\n }}\n}}\n'
-    )
+    tuned = {"command": "adpo reproduce bandits --tune", "settings": chosen, "sampled_winmass": scores}
+    write_text(path, json.dumps(tuned, indent=1) + "\n")  # methods and settings in their order, the best first
     return path
 
 

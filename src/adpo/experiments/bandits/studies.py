@@ -1,10 +1,9 @@
-"""Three further studies: popular but wrong, divergences, gradient variance."""
+"""Two studies that are no training of all methods: popular but wrong, and gradient variance."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +12,6 @@ from torch import Tensor
 from adpo.core import presets
 from adpo.experiments.bandits import fleet, jobs
 from adpo.experiments.bandits.methods import (
-    DIVERGENCES,
     Batch,
     Groupwise,
     Loss,
@@ -21,23 +19,13 @@ from adpo.experiments.bandits.methods import (
     make,
     policy_gradient,
 )
-from adpo.experiments.bandits.protocol import SCENARIOS, Protocol
+from adpo.experiments.bandits.protocol import MEDIUM, Protocol
 from adpo.experiments.bandits.train import train
 from adpo.experiments.bandits.world import Replica, Worlds
-from adpo.experiments.cells import Cell, Report
+from adpo.experiments.workers import Report
 
 COLLAPSED = 0.05
 """A run has collapsed when its policy's mean entropy (nats) is below this."""
-
-
-def divergence_cells(protocol: Protocol, seeds: Sequence[int]) -> list[Cell]:
-    """The same target, anchor and temperature under four divergences, medium noise of each kind."""
-    specs = [("adpo-divergence", {"divergence": d, **jobs.tuned()["adpo-kde"]}) for d in DIVERGENCES]
-    return [
-        jobs.cell(f"divergences-{scenario.name}", protocol, [scenario], specs, seeds)
-        for scenario in SCENARIOS
-        if scenario.level == "medium"
-    ]
 
 
 @dataclass(frozen=True)
@@ -53,15 +41,6 @@ class Popular:
     steps: int = 300
     learning_rate: float = 0.05
     suppressed: float = 0.05  # the wrong items hold less than this
-
-
-def popular_cells(seeds: Sequence[int]) -> list[Cell]:
-    """Reference mass .5, .8 and .95 on one bad item, or on three mediocre ones."""
-    return [
-        Cell(f"popular-{kind}-{mass}", partial(popular_but_wrong, Popular(), kind, mass, seeds))
-        for kind in ("bad", "mediocre")
-        for mass in (0.5, 0.8, 0.95)
-    ]
 
 
 def popular_but_wrong(
@@ -133,28 +112,22 @@ def _teacher_loss(teacher: Tensor) -> Loss:
     return lambda batch: -(teacher.exp() * batch.log_policy).sum(-1).mean(1)
 
 
-def variance_cells(protocol: Protocol, seeds: Sequence[int], samples: int = 200) -> list[Cell]:
-    """At the reference policy and half-way through an ADPO run, medium Gaussian noise."""
-    return [
-        Cell(f"variance-{moment}", partial(gradient_variance, protocol, moment, seeds, samples))
-        for moment in ("start", "middle")
-    ]
-
-
 def gradient_variance(
-    protocol: Protocol, moment: str, seeds: Sequence[int], samples: int, report: Report
+    protocol: Protocol, moment: str, seeds: Sequence[int], report: Report, samples: int = 200
 ) -> list[dict[str, Any]]:
-    """Trace of the gradient's covariance over resampled groups, raw and relative to the squared mean gradient."""
-    scenario = next(s for s in SCENARIOS if s.name == "gaussian-medium")
+    """Trace of the gradient's covariance over resampled groups, raw and relative to the squared mean gradient.
+
+    At the reference policy (``start``) or half-way through an ADPO run (``middle``), medium Gaussian noise.
+    """
     short = replace(protocol, iterations=protocol.iterations // 2)
     records = []
     for number, seed in enumerate(seeds):
         report(number / len(seeds))
-        replicas = [Replica(scenario, seed)]
+        replicas = [Replica(MEDIUM["gaussian"], seed)]
         if moment == "start":
             weights = reference = fleet.reference_weights(protocol, Worlds(protocol, replicas))
         else:
-            state = train(short, replicas, [make(*spec) for spec in jobs.tuned_specs(["adpo-kde"])])
+            state = train(short, replicas, [make("adpo-kde", jobs.tuned()["adpo-kde"])])
             weights, reference = state.weights[0], state.reference
         worlds = Worlds(protocol, replicas)
         draws = [worlds.draw() for _ in range(samples)]

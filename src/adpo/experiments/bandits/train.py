@@ -11,11 +11,11 @@ from torch import Tensor
 from adpo.core.objective import Objective
 from adpo.core.temperature import GuardedTau
 from adpo.experiments.bandits import fleet
-from adpo.experiments.bandits.fleet import Weights
 from adpo.experiments.bandits.methods import Batch, Groupwise, Method, together
 from adpo.experiments.bandits.natural import natural_step
 from adpo.experiments.bandits.protocol import Protocol
 from adpo.experiments.bandits.world import Draws, Replica, Worlds
+from adpo.experiments.stacked import Weights, guarded_taus
 
 Observer = Callable[[int, "Training"], None]
 """Called before the first iteration (with 0) and after every iteration."""
@@ -131,11 +131,7 @@ class _Runner:
         items = torch.tensor(float(self.state.protocol.items))
         entropy = -(log_old.exp() * log_old).sum(-1).mean(1) / items.log()
         mean = rewards.median(-1).values.mean(1)  # the middle of a list: Cauchy noise has no mean
-        taus = [
-            guard.update(entropy=float(h), reward=float(r))
-            for guard, h, r in zip(self.guards, entropy, mean, strict=True)
-        ]
-        return torch.tensor([float(tau) for tau in taus], dtype=torch.float64)
+        return guarded_taus(self.guards, entropy, mean)
 
     def after_step(self) -> None:
         if self.method.anchor == "ema" and self.method.region is None:

@@ -47,16 +47,9 @@ class Worlds:
         worlds = [_world(protocol, seed) for seed in self.seeds]
         self._hidden, self._output, self._direction = (torch.stack(parts) for parts in zip(*worlds, strict=True))
         self._generators = {seed: _generator(seed, "train") for seed in self.seeds}
-        for name in ("noise", "outliers", "shift", "scale", "flips", "cauchy"):
-            values = torch.tensor([float(getattr(replica.scenario, name)) for replica in replicas])
-            setattr(self, f"_{name}", values)
-
-    _noise: Tensor
-    _outliers: Tensor
-    _shift: Tensor
-    _scale: Tensor
-    _flips: Tensor
-    _cauchy: Tensor
+        names = ("noise", "outliers", "shift", "scale", "flips", "cauchy")
+        levels = {name: [float(getattr(replica.scenario, name)) for replica in replicas] for name in names}
+        self._levels = {name: torch.tensor(values).view(-1, 1, 1) for name, values in levels.items()}
 
     def clean_rewards(self, contexts: Tensor) -> Tensor:
         """[replicas, n, items] for contexts [replicas, n, dimensions]."""
@@ -93,17 +86,16 @@ class Worlds:
     def observed(self, draws: Draws, items: Tensor) -> Tensor:
         """Corrupted rewards of ``items`` [..., replicas, contexts, listed]; leading axes are methods."""
         clean = self.clean_rewards(draws.contexts).expand(*items.shape[:-1], self.protocol.items).gather(-1, items)
-        column = (-1, 1, 1)
-        spread = torch.where(draws.outlier < self._outliers.view(column), 10.0, 1.0) * self._noise.view(column)
-        sign = torch.where(draws.flip < self._flips.view(-1, 1), -1.0, 1.0).unsqueeze(-1)
-        return sign * (clean + spread * draws.normal + self._cauchy.view(column) * draws.cauchy)
+        level = self._levels
+        spread = torch.where(draws.outlier < level["outliers"], 10.0, 1.0) * level["noise"]
+        sign = torch.where(draws.flip.unsqueeze(-1) < level["flips"], -1.0, 1.0)
+        return sign * (clean + spread * draws.normal + level["cauchy"] * draws.cauchy)
 
     def _stacked(self, generators: dict[int, torch.Generator], contexts: int) -> Draws:
         drawn = [_draw(self.protocol, generators[seed], contexts) for seed in self.seeds]
         stacked = Draws(*(torch.stack(parts)[self._slot] for parts in zip(*drawn, strict=True)))
-        column = (-1, 1, 1)
-        shift = self._shift.view(column) * self._direction[self._slot].unsqueeze(1)
-        return stacked._replace(contexts=self._scale.view(column) * stacked.contexts + shift)
+        shift = self._levels["shift"] * self._direction[self._slot].unsqueeze(1)
+        return stacked._replace(contexts=self._levels["scale"] * stacked.contexts + shift)
 
 
 def _generator(seed: int, purpose: str) -> torch.Generator:

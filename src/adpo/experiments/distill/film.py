@@ -11,7 +11,7 @@ import torch
 from adpo.experiments.distill import students, worlds
 from adpo.experiments.distill.actor import Gaussian
 from adpo.experiments.distill.lessons import Policy
-from adpo.experiments.distill.students import Weights
+from adpo.experiments.stacked import Weights
 
 MOMENTS = (0, 20, 40, 60, 80, 100, 150, 200)
 """Steps of the pictures."""

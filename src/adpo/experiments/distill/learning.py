@@ -13,7 +13,7 @@ from adpo.experiments.distill import students
 from adpo.experiments.distill.actor import Gaussian
 from adpo.experiments.distill.lessons import Lessons
 from adpo.experiments.distill.methods import Batch, Method
-from adpo.experiments.distill.students import Weights
+from adpo.experiments.stacked import Weights, guarded_taus
 from adpo.system.devices import best_device
 
 EDGE = 0.999
@@ -107,10 +107,5 @@ def _anchor(method: Method, student: Gaussian, slow: Weights, seen: Tensor) -> G
 def _guarded(guards: Sequence[GuardedTau], student: Gaussian, teacher: Gaussian) -> Tensor:
     """For each run, by how narrow a student is (of a width of one) and how much closer to the teacher."""
     with torch.no_grad():
-        widths = student.log_std.mean((1, 2)).exp().clamp(max=1.0).tolist()
-        rewards = (-teacher.kl(student).mean(1)).tolist()
-    found = [
-        float(guard.update(entropy=width, reward=reward))
-        for guard, width, reward in zip(guards, widths, rewards, strict=True)
-    ]
-    return torch.tensor(found, dtype=torch.float64, device=student.mean.device)
+        widths = student.log_std.mean((1, 2)).exp().clamp(max=1.0)
+        return guarded_taus(guards, widths, -teacher.kl(student).mean(1))

@@ -13,7 +13,7 @@ from adpo.experiments.distill import students, worlds
 from adpo.experiments.distill.actor import Gaussian
 from adpo.experiments.distill.learning import Course, drawn_candidates
 from adpo.experiments.distill.lessons import Lessons
-from adpo.experiments.distill.students import Weights
+from adpo.experiments.stacked import Weights
 
 Policies = Callable[[Tensor], Gaussian]
 """States ``[runs, n, states]`` to what is done there."""

@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from adpo.experiments.cells import seeds_from
 from adpo.experiments.distill import measures, students
 from adpo.experiments.distill.actor import Actor, Gaussian
 from adpo.experiments.distill.learning import taught
 from adpo.experiments.distill.lessons import Lessons, record
 from adpo.experiments.distill.methods import methods
 from adpo.experiments.distill.protocol import Lesson, Protocol
-from adpo.experiments.distill.students import Weights
+from adpo.experiments.seeds import seeds_from
+from adpo.experiments.stacked import Weights
 
 RECORDING_SEED = 7
 CORRUPTION_SEED = 11

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from adpo.experiments.distill.actor import Actor, Gaussian
+from adpo.experiments.stacked import outputs
 
 
 @dataclass(frozen=True)
@@ -90,10 +91,8 @@ class Agent:
 
     def values(self, weights: list[Tensor], states: Tensor, actions: Tensor) -> Tensor:
         """Of both critics, ``[2, batch]``."""
-        hidden = torch.cat([states, actions], -1).expand(2, -1, -1)
-        for place in range(0, len(weights) - 2, 2):
-            hidden = torch.relu(torch.baddbmm(weights[place + 1], hidden, weights[place]))
-        return torch.baddbmm(weights[-1], hidden, weights[-2]).squeeze(-1)
+        both = torch.cat([states, actions], -1).expand(2, -1, -1)
+        return outputs(weights, both, torch.relu).squeeze(-1)
 
     def update(self, drawn: dict[str, Tensor], noise: Tensor, next_noise: Tensor) -> None:
         """One step of everything."""

@@ -1,8 +1,4 @@
-"""Many small students trained as one: the weights of all runs stacked along a first axis.
-
-A student is an MLP with two tanh layers that gives mean and logarithm of the standard deviation of a Gaussian
-before the squash. Runs never mix: matrix products are batched over the run axis, Adam is elementwise.
-"""
+"""Students, all runs as one stack: MLPs with two tanh layers; they give a Gaussian before the squash."""
 
 from __future__ import annotations
 
@@ -16,9 +12,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from adpo.experiments.distill.actor import Gaussian
+from adpo.experiments.stacked import Weights, outputs
 
-Weights = list[Tensor]
-"""Matrices and biases in turn, each ``[runs, fan_in, fan_out]`` or ``[runs, 1, fan_out]``."""
 LOG_STD = (-5.0, 2.0)
 LEAK = 0.1
 """Slope beyond these bounds: a student that was thrown there comes back."""
@@ -41,10 +36,7 @@ def initial(states: int, actions: int, hidden: int, seeds: Sequence[int]) -> Wei
 
 def policy(weights: Weights, states: Tensor) -> Gaussian:
     """For states ``[runs, n, states]``: mean and log_std, ``[runs, n, actions]``."""
-    hidden = states
-    for matrix, bias in zip(weights[0:-2:2], weights[1:-2:2], strict=True):
-        hidden = torch.tanh(torch.baddbmm(bias, hidden, matrix))
-    mean, log_std = torch.baddbmm(weights[-1], hidden, weights[-2]).chunk(2, -1)
+    mean, log_std = outputs(weights, states).chunk(2, -1)
     inside = log_std.clamp(*LOG_STD)
     return Gaussian(mean, inside + LEAK * (log_std - inside))
 

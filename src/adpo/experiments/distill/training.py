@@ -166,15 +166,8 @@ class Training:
         with torch.no_grad():
             for name, value in self._tensors().items():
                 value.copy_(tensors[f"agent.{name}"])
-        self.best = {
-            name.removeprefix("best."): value for name, value in tensors.items() if name.startswith("best.")
-        }
-        rows = {
-            name.removeprefix("transitions."): value
-            for name, value in tensors.items()
-            if name.startswith("transitions.")
-        }
-        self.transitions.add(**rows)
+        self.best = _under("best.", tensors)
+        self.transitions.add(**_under("transitions.", tensors))
         self.progress = Progress(
             about["steps"], self.plan.steps, about["seconds"], about["exams"], about["learning"]
         )
@@ -195,3 +188,7 @@ class Training:
                     state["exp_avg"], state["exp_avg_sq"] = (torch.zeros_like(parameter) for _ in range(2))
                 found |= {f"optimizer.{number}.{place}.{name}": value for name, value in state.items()}
         return found
+
+
+def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}

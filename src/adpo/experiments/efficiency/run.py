@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import csv
 import importlib.util
-import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 
-from adpo.experiments.cells import Cell, Job
+from adpo.experiments.cells import Job
 from adpo.experiments.efficiency import limits, measures
 from adpo.experiments.efficiency.protocol import (
     ADPO,
@@ -29,8 +27,9 @@ from adpo.experiments.efficiency.protocol import (
     described,
 )
 from adpo.experiments.efficiency.summary import goals, markdown, rows_of, terminal_tables, update_name, whole_name
+from adpo.experiments.session import Options, Session, in_minutes
+from adpo.experiments.workers import Cell
 from adpo.system.files import write_json
-from adpo.system.provenance import provenance
 
 
 def reproduce(
@@ -43,26 +42,22 @@ def reproduce(
     preset = PRESETS[name]
     if name == "gpu" and minutes != 0 and not torch.cuda.is_available():
         raise ValueError("--preset gpu needs a CUDA device; --preset smoke runs anywhere")
-    job = Job(out, {"experiment": "efficiency", "preset": name, **described(preset)}, resume, provenance())
-    cells = cells_of(preset, job)
-    total, done = sum(cell.weight for cell in cells), 0.0
+    description = {"experiment": "efficiency", "preset": name, **described(preset)}
+    session = Session(Options(out, resume, on_progress=on_progress), description, end=in_minutes(minutes))
+    cells = cells_of(preset, session.job)
+    session.weight = sum(cell.weight for cell in cells)
     found: dict[str, Any] = {}
     refused: dict[str, str] = {}
-    end = None if minutes is None else time.monotonic() + 60 * minutes
     for cell in cells:
-        if job.has(cell) or end is None or time.monotonic() < end:
-            try:
-                found |= job.run([cell], lambda *_: None)
-            except measures.OtherWorkError as error:  # the others go on; it is tried again with --resume
-                refused[cell.name] = str(error)
-        done += cell.weight
-        on_progress(done / total)
+        try:
+            found |= session.run([cell])
+        except measures.OtherWorkError as error:  # the others go on; it is tried again with --resume
+            refused[cell.name] = str(error)
     if not any(cell.startswith("update-") for cell in found):
         raise ValueError(f"{out} holds no update yet: give it more --minutes")
-    ended = [cell for cell in cells if cell.name in found]
     results: dict[str, Any] = {
         "preset": name,
-        "provenance": job.provenances(ended),
+        "provenance": session.provenances(),
         "limits": found["limits"],
         "loss_alone": found["loss_alone"],
         "repeatability": found.get("repeatability", {}),
@@ -75,11 +70,7 @@ def reproduce(
             if update_name(preset.base, one) not in {cell.name for cell in cells}
         ],
         "refused": refused,
-        "not_yet": [
-            cell.name
-            for cell in cells
-            if cell.name not in {*found, *refused} and not cell.name.startswith("exact-")
-        ],
+        "not_yet": [name for name in session.pending if not name.startswith("exact-")],
     }
     results["rows"] = rows_of(results, preset)
     results["goals"] = goals(results, preset)
@@ -103,45 +94,40 @@ def cells_of(preset: Preset, job: Job) -> list[Cell]:
         Cell("loss_alone", lambda _: limits.loss_alone(preset.base)),
         Cell("repeatability", lambda _: measures.repeatability(preset)),
     ]
-    whole = [Cell(whole_name(one), partial(_whole, one, preset), 3.0) for one in (TRL_DEFAULT, ADPO)]
     for work in (preset.base, *preset.axes):
         present = [one for one in contenders(work, preset) if _able(one, job, preset, work) and one != TRL_LIGER]
-        methods = dict.fromkeys(one.method for one in present)
-        cells += [Cell(exact_name(work, one), partial(_exact, EXACT[one], work)) for one in methods]
+        cells += [_exact(work, method) for method in dict.fromkeys(one.method for one in present)]
         cells += [_update(job, preset, work, one) for one in present]
-        cells += whole if work == preset.base else []
-    cells += [Cell(fits_name(one), partial(_fits, one, preset), 2.0) for one in (TRL_DEFAULT, TRL_PLAIN, ADPO)]
+        if work == preset.base:
+            cells += [_whole(one, preset) for one in (TRL_DEFAULT, ADPO)]
+    cells += [_fits(one, preset) for one in (TRL_DEFAULT, TRL_PLAIN, ADPO)]
     if _able(TRL_LIGER, job, preset, preset.base):  # the last one: it puts its kernels into this process's models
         cells.append(_update(job, preset, preset.base, TRL_LIGER))
     return cells
-
-
-def exact_name(work: Work, method: str) -> str:
-    return f"exact-{work.name}-{method}"
 
 
 def fits_name(contender: Contender) -> str:
     return f"fits-{contender.name}"
 
 
+def _exact(work: Work, method: str) -> Cell:
+    return Cell(f"exact-{work.name}-{method}", lambda _: measures.exact_gradient(EXACT[method], work))
+
+
 def _update(job: Job, preset: Preset, work: Work, contender: Contender) -> Cell:
     def compute(_: Any) -> Any:
-        exact = job.result(Cell(exact_name(work, contender.method), lambda _: None))["gradient"]
+        exact = job.result(_exact(work, contender.method))["gradient"]
         return measures.update(contender, work, preset, exact)
 
     return Cell(update_name(work, contender), compute)
 
 
-def _exact(contender: Contender, work: Work, _: Any) -> Any:
-    return measures.exact_gradient(contender, work)
+def _whole(contender: Contender, preset: Preset) -> Cell:
+    return Cell(whole_name(contender), lambda _: measures.whole_step(contender, preset), 3.0)
 
 
-def _whole(contender: Contender, preset: Preset, _: Any) -> Any:
-    return measures.whole_step(contender, preset)
-
-
-def _fits(contender: Contender, preset: Preset, _: Any) -> Any:
-    return measures.largest_that_fits(contender, preset)
+def _fits(contender: Contender, preset: Preset) -> Cell:
+    return Cell(fits_name(contender), lambda _: measures.largest_that_fits(contender, preset), 2.0)
 
 
 def _able(contender: Contender, job: Job, preset: Preset, work: Work) -> bool:

@@ -10,6 +10,7 @@ import torch
 
 from adpo.experiments.listwise.scoring import check_head
 from adpo.models.gguf import load_gguf
+from adpo.system import files
 from adpo.system.devices import best_device
 
 
@@ -25,16 +26,18 @@ class ByteTokenizer:
 
 def load(path: Path | None) -> tuple[Any, Any]:
     """Model, in float32 and on the device, and tokenizer; None is the tiny random model of the smoke preset."""
-    import transformers
+    from transformers.utils import logging
 
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
     if path is None:
         model, tokenizer = tiny(), ByteTokenizer()
     elif path.suffix == ".gguf":
         model, tokenizer = load_gguf(path)
     else:
-        model, tokenizer = _folder(path)
+        from adpo.runs.by_name import load_model
+
+        model, tokenizer = load_model(path)
     model = model.to(best_device()).eval()
     check_head(model)
     return model, tokenizer
@@ -62,28 +65,12 @@ def tiny(seed: int = 0) -> Any:
     )
 
 
-def _folder(path: Path) -> tuple[Any, Any]:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    if not path.is_dir():
-        raise ValueError(f"--model {path} is neither a folder nor a .gguf file")
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
-        return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32), tokenizer
-    except (OSError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"--model {path} cannot be loaded: {reason}") from None
-
-
 def digest(path: Path | None) -> str:
     """What a job remembers of its model or data instead of a path: a hash of the file, or of a model's files."""
     if path is None:
         return "made up"
-    files = [path] if path.is_file() else sorted([*path.glob("*.safetensors"), *path.glob("*.bin")])
-    if not files:
+    found = [path] if path.is_file() else sorted([*path.glob("*.safetensors"), *path.glob("*.bin")])
+    if not found:
         raise ValueError(f"{path} is neither a file nor a folder with weights")
-    total = hashlib.sha256()
-    for file in files:
-        with file.open("rb") as content:
-            total.update(hashlib.file_digest(content, "sha256").digest())
-    return total.hexdigest()[:16]
+    contents = b"".join(bytes.fromhex(files.digest(each)) for each in found)
+    return hashlib.sha256(contents).hexdigest()[:16]

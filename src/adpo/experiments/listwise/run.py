@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from adpo.experiments.cells import Cell, Job, Report
 from adpo.experiments.listwise import data
 from adpo.experiments.listwise.experiment import Experiment
 from adpo.experiments.listwise.methods import METHODS
@@ -21,15 +20,15 @@ from adpo.experiments.listwise.models import digest
 from adpo.experiments.listwise.protocol import FIRST_SEED, PRESETS, Preset, Protocol
 from adpo.experiments.listwise.summary import BASELINES, against, markdown, summarise
 from adpo.experiments.listwise.train import Setting
+from adpo.experiments.session import Options, Session
+from adpo.experiments.workers import Cell, Report
 from adpo.system.files import write_json
-from adpo.system.provenance import provenance
 
 
 @dataclass(frozen=True)
-class Order:
-    """What the user asked for."""
+class Order(Options):
+    """What the user asked for; ``workers`` are processes side by side on the device."""
 
-    out: Path
     data: Path | None = None
     model: Path | None = None
     preset: str = "gpu"
@@ -37,10 +36,8 @@ class Order:
     seeds: int | None = None  # instead of the preset's number
     first_seed: int = FIRST_SEED
     tokens: int | None = None  # instead of the preset's, per reported run
-    resume: bool = False
     budget_seconds: float = math.inf
-    workers: int = 1  # processes side by side on the device
-    say: Callable[[str], None] = lambda _: None  # hears a line for every cell that ends
+    say: Callable[[str], None] = lambda _: None  # is given a line for every cell that ends
     started: float = field(default_factory=time.monotonic)
 
     def seeds_of(self, preset: Preset) -> range:
@@ -58,73 +55,28 @@ class Order:
         return Preset(protocol, self.seeds or preset.seeds, self.methods or preset.methods)
 
 
+class Place(NamedTuple):
+    """What a cell needs, in whichever process it is computed."""
+
+    lists: Path | None
+    model: Path | None
+    protocol: Protocol
+
+    def listings(self) -> list[data.Listing]:
+        return data.synthetic() if self.lists is None else data.load(self.lists)
+
+
+@lru_cache(maxsize=1)
+def _experiment(place: Place) -> Experiment:
+    return Experiment(place.listings(), place.model, place.protocol)
+
+
+def _computed(place: Place, kind: str, arguments: dict[str, Any], _: Report) -> Any:
+    return getattr(_experiment(place), kind)(**arguments)
+
+
 class OutOfTime(Exception):  # noqa: N818  (nothing went wrong)
     """The budget does not hold another cell."""
-
-
-_experiment: Experiment | None = None  # of this process, once a cell needs it
-
-
-def _load(lists: Path | None, model: Path | None, protocol: Protocol) -> None:
-    global _experiment
-    if _experiment is None:
-        _experiment = Experiment(_listings(lists), model, protocol)
-
-
-def _compute(kind: str, arguments: dict[str, Any], _: Report) -> Any:
-    assert _experiment is not None
-    return getattr(_experiment, kind)(**arguments)
-
-
-def _listings(path: Path | None) -> list[data.Listing]:
-    return data.synthetic() if path is None else data.load(path)
-
-
-class Session:
-    """One call of the program: the job on disk, the cells it has seen, the time that is left."""
-
-    def __init__(self, order: Order, preset: Preset, job: Job) -> None:
-        self.order, self.preset, self.job = order, preset, job
-        tried = sum(len(settings(name, preset.protocol)) for name in preset.methods)
-        self.total = 1 + tried + len(preset.methods) * preset.seeds
-        self.cells: list[Cell] = []  # those whose results are known
-        self.longest = 0.0
-
-    def results(self, cells: list[Cell]) -> list[dict[str, Any]]:
-        """From disk or computed now; `OutOfTime` where a cell as long as the longest would end too late."""
-        known = [cell for cell in cells if (self.job.cells / f"{cell.name}.json").exists()]
-        if len(known) < len(cells):
-            self._look_at_the_clock()
-        prepare = partial(_load, self.order.data, self.order.model, self.preset.protocol)
-        ended: set[str] = {cell.name for cell in known}
-        phase = time.monotonic()
-
-        def on_progress(cell: Cell, share: float) -> None:
-            if share == 1.0 and cell.name not in ended:
-                ended.add(cell.name)
-                self.longest = max(self.longest, self.job.seconds(cell))
-                self._tell(cell, len(self.cells) + len(ended), time.monotonic() - phase)
-                if len(ended) < len(cells):
-                    self._look_at_the_clock()
-
-        try:
-            found = self.job.run(cells, on_progress, self.order.workers, prepare)
-        finally:
-            self.cells += [cell for cell in cells if cell.name in ended]
-        return [found[cell.name] for cell in cells]
-
-    def _look_at_the_clock(self) -> None:
-        if time.monotonic() - self.order.started + self.longest > self.order.budget_seconds:
-            raise OutOfTime
-
-    def _tell(self, cell: Cell, number: int, since: float) -> None:
-        seconds, found = self.job.seconds(cell), self.job.result(cell)
-        line = f"{number} of {self.total} ({since:.0f} s)  {cell.name}  {seconds:.1f} s"
-        if "trained" in found:
-            speed, refused = found["trained"]["tokens"] / seconds, found["trained"]["refused"]
-            line += f", {speed:,.0f} tokens/s, {_accuracy(found):.3f} of pairs in order"
-            line += f", {refused} steps refused" if refused else ""
-        self.order.say(line)
 
 
 def settings(method: str, protocol: Protocol) -> list[Setting]:
@@ -136,7 +88,8 @@ def settings(method: str, protocol: Protocol) -> list[Setting]:
 def reproduce(order: Order) -> dict[str, Any] | None:
     """Run what is missing, write ``results.json`` and ``tables.md``; the results, or None when out of time."""
     preset = order.chosen()
-    data.split(_listings(order.data), preset.protocol.validation, preset.protocol.test)
+    place = Place(order.data, order.model, preset.protocol)
+    data.split(place.listings(), preset.protocol.validation, preset.protocol.test)
     settled = {  # methods and seeds may be added later
         "experiment": "listwise",
         "preset": order.preset,
@@ -144,38 +97,58 @@ def reproduce(order: Order) -> dict[str, Any] | None:
         "model": digest(order.model),
         "protocol": asdict(preset.protocol),
     }
-    session = Session(order, preset, Job(order.out, settled, order.resume, provenance()))
+    tried = sum(len(settings(name, preset.protocol)) for name in preset.methods)
+    total = 1 + tried + len(preset.methods) * preset.seeds
+
+    def on_end(cell: Cell) -> None:
+        since = time.monotonic() - order.started
+        line = f"{len(session.ended)} of {total} ({since:.0f} s)  {cell.name}"
+        order.say(line + _told(session.job.result(cell), session.job.seconds(cell)))
+
+    end = order.started + order.budget_seconds
+    session = Session(order, settled, weight=total, end=end, in_time=True, on_end=on_end)
     seeds = list(order.seeds_of(preset))
     description = {**settled, "methods": list(preset.methods), "seeds": seeds}
     try:
-        results = {"description": description, **_carried_out(session)}
+        results = {"description": description, **_carried_out(session, place, preset.methods, seeds)}
     except OutOfTime:
-        order.say(f"{session.total - len(session.cells)} of {session.total} cells left: go on with --resume")
+        order.say(f"{total - len(session.ended)} of {total} cells left: go on with --resume")
         return None
     write_json(order.out / "results.json", results)
     (order.out / "tables.md").write_text(markdown(results))
     return results
 
 
-def _carried_out(session: Session) -> dict[str, Any]:
+def _told(found: dict[str, Any], seconds: float) -> str:
+    """The rest of a cell's line."""
+    if "trained" not in found:
+        return f"  {seconds:.1f} s"
+    speed, refused = found["trained"]["tokens"] / seconds, found["trained"]["refused"]
+    line = f"  {seconds:.1f} s, {speed:,.0f} tokens/s, {_accuracy(found):.3f} of pairs in order"
+    return line + (f", {refused} steps refused" if refused else "")
+
+
+def _carried_out(session: Session, place: Place, methods: Sequence[str], seeds: Sequence[int]) -> dict[str, Any]:
     """Reference, sweep, reported runs."""
-    methods = session.preset.methods
-    (reference,) = session.results([Cell("reference", partial(_compute, "reference", {}))])
-    ref_logp = reference.pop("seq_logp")
-    offered = [(name, setting) for name in methods for setting in settings(name, session.preset.protocol)]
-    cells = [_cell("sweep", ref_logp, name, setting) for name, setting in offered]
+
+    def results(cells: list[Cell]) -> list[dict[str, Any]]:
+        found = session.run(cells)
+        if session.pending:
+            raise OutOfTime
+        return [found[cell.name] for cell in cells]
+
+    (reference,) = results([Cell("reference", partial(_computed, place, "reference", {}))])
+    cell = partial(_cell, place, reference.pop("seq_logp"))
+    offered = [(name, setting) for name in methods for setting in settings(name, place.protocol)]
     tried: dict[str, list[dict[str, Any]]] = {name: [] for name in methods}
-    for (name, setting), found in zip(offered, session.results(cells), strict=True):
+    for (name, setting), found in zip(offered, results([cell("sweep", *each) for each in offered]), strict=True):
         tried[name].append({**asdict(setting), "validation": round(_accuracy(found), 6)})
     best = {name: max(scored, key=lambda one: float(one["validation"])) for name, scored in tried.items()}
-    chosen = {name: Setting(best[name]["strength"], best[name]["learning_rate"]) for name in methods}
-    seeds = session.order.seeds_of(session.preset)
-    runs = session.results(
-        [_cell("run", ref_logp, name, chosen[name], seed) for seed in seeds for name in methods]
-    )
+    chosen = [(name, Setting(one["strength"], one["learning_rate"])) for name, one in best.items()]
+    runs = results([cell("run", *each, seed) for seed in seeds for each in chosen])
     untrained = reference.pop("test")
     return {
-        "provenance": session.job.provenances(session.cells),
+        "provenance": session.provenances(),
         "corpus": reference,
         "sweep": tried,
         "settings": best,
@@ -185,12 +158,14 @@ def _carried_out(session: Session) -> dict[str, Any]:
     }
 
 
-def _cell(kind: str, ref_logp: list[float], method: str, setting: Setting, seed: int | None = None) -> Cell:
-    arguments = {"ref_logp": ref_logp, "method": method, "setting": setting}
+def _cell(
+    place: Place, ref_logp: list[float], kind: str, method: str, setting: Setting, seed: int | None = None
+) -> Cell:
+    arguments: dict[str, Any] = {"ref_logp": ref_logp, "method": method, "setting": setting}
     name = f"{kind}-{method}-strength-{setting.strength:g}-rate-{setting.learning_rate:g}"
     if seed is not None:
         arguments, name = {**arguments, "seed": seed}, f"{name}-seed-{seed}"
-    return Cell(name, partial(_compute, kind, arguments))
+    return Cell(name, partial(_computed, place, kind, arguments))
 
 
 def _accuracy(run: dict[str, Any]) -> float:

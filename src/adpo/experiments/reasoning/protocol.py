@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any, NamedTuple
 
-from adpo.experiments.cells import seeds_from
 from adpo.experiments.reasoning.methods import METHODS, Settings
 from adpo.experiments.reasoning.variants import Variant
+from adpo.experiments.seeds import seeds_from
 
 FURTHER = 3.0
 """From a learning rate to the next, where the best is the first or the last of those that were tried."""

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 
-from adpo.experiments.cells import Cell, Job, Report, check_folder, fingerprint, seeds_from
+from adpo.experiments.cells import check_folder, fingerprint
 from adpo.experiments.reasoning import comparisons, known, parts, problems, summary, trial, warmup
 from adpo.experiments.reasoning.answers import WATCHED
 from adpo.experiments.reasoning.figures import draw
@@ -23,20 +21,18 @@ from adpo.experiments.reasoning.problems import Sets
 from adpo.experiments.reasoning.protocol import Preset, Trial
 from adpo.experiments.reasoning.starts import Start, embedded_start
 from adpo.experiments.reasoning.tables import tables
+from adpo.experiments.seeds import seeds_from
+from adpo.experiments.session import Options, Session, in_minutes, one_thread
 from adpo.experiments.tables import markdown, terminal
+from adpo.experiments.workers import Cell, Report
 from adpo.runs.by_name import quiet
 from adpo.system.files import digest, write_json
-from adpo.system.provenance import provenance
 
 
 @dataclass(frozen=True)
-class Order:
-    """Where results go, and how the work is done."""
+class Order(Options):
+    """Where results go, how the work is done, and with which models and problems."""
 
-    out: Path
-    resume: bool = False
-    workers: int = 1
-    on_progress: Callable[[float], None] = lambda _: None
     minutes: float | None = None  # begin no trial after so many
     model: str | None = None  # in place of the preset's
     adapter: str | None = None
@@ -82,8 +78,7 @@ def reproduce(
     same = fingerprint(description)
     earlier = Known() if order.known is None else known.taken(listed, order.known, name, weights, same)
     apart = parts.of(place.sets)  # what cannot be read is complained about before anything is written
-    job = Job(order.out, description, order.resume, provenance())
-    work = _Work(job, place, order, earlier)
+    work = _Work(Session(order, description, end=in_minutes(order.minutes)), place, order, earlier)
     start, runs = work.begun(Cell("start", partial(_examined, place), preset.rollouts), preset.choosing())
     if not work.left:  # else a rate may be missing that is better
         runs += work.trials(preset.further(summary.chosen(runs), summary.tried(runs)))
@@ -192,25 +187,23 @@ def _digests(preset: Preset, order: Order) -> dict[str, str]:
 
 
 class _Work:
-    """What is known, and cells, as long as there is time."""
+    """Trials of an earlier job, and of this one as long as there is time."""
 
-    def __init__(self, job: Job, place: Place, order: Order, earlier: Known) -> None:
-        self.job, self.place, self.order, self.earlier = job, place, order, earlier
-        self.end = None if order.minutes is None else time.monotonic() + 60 * order.minutes
-        self.ended: list[Cell] = []
-        self.left: list[str] = []
+    def __init__(self, session: Session, place: Place, order: Order, earlier: Known) -> None:
+        self.session, self.place, self.order, self.earlier = session, place, order, earlier
+        self.job = session.job
         self.wanted: set[str] = set()
         self.taken = False  # something from what is known
-        self.expected, self.finished = 1.0, 0.0
+
+    @property
+    def left(self) -> list[str]:
+        """Names of the cells that there was no time for."""
+        return self.session.pending
 
     def begun(self, start: Cell, wanted: Iterable[Trial]) -> tuple[Any, list[dict[str, Any]]]:
         """What the rest is compared with, whatever the time, and the first trials beside it."""
         runs = self.trials(wanted, (start,))
-        if not self.job.has(start):
-            self.job.run([start], lambda _, __: None)
-            self.left.remove(start.name)
-            self.ended.append(start)
-        return self.job.result(start), runs
+        return self.session.finish(start), runs
 
     def trials(self, wanted: Iterable[Trial], before: Sequence[Cell] = ()) -> list[dict[str, Any]]:
         """Those that are there, those that are known, and those that are asked for and that there is time for."""
@@ -226,7 +219,8 @@ class _Work:
         }
         self.taken = self.taken or bool(known)
         mine = {each: cell for each, cell in cells.items() if each not in known}
-        self.done([*before, *self._in_order(mine)])
+        prepare = one_thread if self.order.workers > 1 else None
+        self.session.run([*before, *self._in_order(mine)], prepare)
         found = known | {each: self.job.result(cell) for each, cell in mine.items() if self.job.has(cell)}
         return [found[each] for each in cells if each in found]
 
@@ -240,24 +234,8 @@ class _Work:
 
     def provenances(self) -> list[dict[str, str]]:
         """Of what is known, then of what was carried out here."""
-        both = [*(self.earlier.provenance if self.taken else ()), *self.job.provenances(self.ended)]
+        both = [*(self.earlier.provenance if self.taken else ()), *self.session.provenances()]
         return [each for number, each in enumerate(both) if each not in both[:number]]
-
-    def done(self, cells: list[Cell]) -> None:
-        """As many as there is time for."""
-        shares = dict.fromkeys((cell.name for cell in cells), 0.0)
-        self.expected += sum(cell.weight for cell in cells)
-
-        def progress(cell: Cell, share: float) -> None:
-            shares[cell.name] = share * cell.weight
-            self.order.on_progress((self.finished + sum(shares.values())) / self.expected)
-
-        prepare = partial(torch.set_num_threads, 1) if self.order.workers > 1 else None
-        self.job.run(cells, progress, self.order.workers, prepare, self.end)
-        here = [cell for cell in cells if self.job.has(cell)]
-        self.left += [cell.name for cell in cells if cell not in here]
-        self.ended += here
-        self.finished += sum(cell.weight for cell in here)
 
 
 def _examined(place: Place, report: Report) -> Any:

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from transformers import TrainerCallback, set_seed
 
-from adpo.experiments.cells import Report
 from adpo.experiments.cleaned import cleaned
 from adpo.experiments.reasoning import measures
 from adpo.experiments.reasoning.methods import METHODS
@@ -20,6 +19,7 @@ from adpo.experiments.reasoning.problems import Sets
 from adpo.experiments.reasoning.protocol import Preset, Trial
 from adpo.experiments.reasoning.rewards import Watched
 from adpo.experiments.reasoning.starts import Start
+from adpo.experiments.workers import Report
 from adpo.runs.evaluation import Exam, Taken
 from adpo.runs.settings.train_settings import METHODS as TRAINERS
 from adpo.runs.splits import Row, prompt_ids

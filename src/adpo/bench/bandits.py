@@ -1,7 +1,7 @@
 """The same training one run at a time, as one would first write it: the oracle of the stacked computation, and
 what its speed is measured against.
 
-``python -m adpo.experiments.bandits.plain`` prints the ratio of the two, measured in one run.
+``python -m adpo.bench bandits`` prints the ratio of the two, measured in one run.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from adpo.experiments.bandits import fleet
 from adpo.experiments.bandits.methods import Batch, Method, make
-from adpo.experiments.bandits.protocol import SCENARIOS, Protocol
+from adpo.experiments.bandits.protocol import MEDIUM, Protocol
 from adpo.experiments.bandits.train import train
 from adpo.experiments.bandits.world import Replica, Worlds
+from adpo.experiments.stacked import Weights
 
 
 def train_alone(protocol: Protocol, replica: Replica, method: Method) -> nn.Sequential:
@@ -47,13 +48,13 @@ def train_alone(protocol: Protocol, replica: Replica, method: Method) -> nn.Sequ
     return policy
 
 
-def weights_of(policy: nn.Sequential) -> fleet.Weights:
+def weights_of(policy: nn.Sequential) -> Weights:
     """A module's weights in the layout of a fleet of one."""
     layers = [layer for layer in policy if isinstance(layer, nn.Linear)]
     return [w for layer in layers for w in (layer.weight.detach().T[None], layer.bias.detach()[None, None])]
 
 
-def _module(protocol: Protocol, weights: fleet.Weights) -> nn.Sequential:
+def _module(protocol: Protocol, weights: Weights) -> nn.Sequential:
     width = protocol.hidden
     layers = [nn.Linear(protocol.dimensions, width), nn.Linear(width, width), nn.Linear(width, protocol.items)]
     with torch.no_grad():
@@ -67,15 +68,14 @@ def _log_policy(module: nn.Module, contexts: Tensor) -> Tensor:
     return torch.log_softmax(module(contexts[0]), -1)[None]
 
 
-def compare(iterations: int = 20, seeds: Sequence[int] = range(12)) -> float:
+def run(iterations: int = 20, seeds: Sequence[int] = range(12)) -> float:
     """How many times faster 120 runs (ten settings, twelve seeds) go together than one after the other.
 
     The pre-training of references is left out of both.
     """
     protocol = replace(Protocol(), iterations=iterations, reference_steps=0)
-    scenario = next(s for s in SCENARIOS if s.name == "gaussian-medium")
     methods = [make("adpo-ranking", {"tau": 1.0 + i}) for i in range(10)]
-    replicas = [Replica(scenario, seed) for seed in seeds]
+    replicas = [Replica(MEDIUM["gaussian"], seed) for seed in seeds]
     warm = replace(protocol, iterations=2)
     train(warm, replicas, methods)
     train_alone(warm, replicas[0], methods[0])
@@ -93,7 +93,3 @@ def compare(iterations: int = 20, seeds: Sequence[int] = range(12)) -> float:
         f"{alone:.1f} s: {alone / together:.1f}x\n"
     )
     return alone / together
-
-
-if __name__ == "__main__":
-    compare()
