@@ -8,6 +8,7 @@ from typing import Any
 from matplotlib import pyplot as plt
 
 from adpo.experiments.pictures import save
+from adpo.experiments.rows import Rows, grouped, where
 
 
 def draw(results: dict[str, Any], folder: Path) -> None:
@@ -15,13 +16,11 @@ def draw(results: dict[str, Any], folder: Path) -> None:
 
     Of known runs no curves are kept, so that these are not among the seeds.
     """
-    runs = [run for run in results["runs"] if run["trial"]["study"] == "seeds" and "known" not in run]
-    if not runs:
+    runs = [{**run, **run["trial"]} for run in results["runs"] if "known" not in run]
+    by_method = grouped(where(runs, study="seeds"), "method")
+    if not by_method:
         return
     figure, axes = plt.subplots(1, 3, figsize=(15, 4.5))
-    by_method: dict[str, list[dict[str, Any]]] = {}
-    for run in runs:
-        by_method.setdefault(run["trial"]["method"], []).append(run)
     for number, (method, mine) in enumerate(by_method.items()):
         begun = (0, results["start"]["watched"])
         watched = [list(zip(*(begun, *run["curve"]), strict=True)) for run in mine]
@@ -43,5 +42,5 @@ def draw(results: dict[str, Any], folder: Path) -> None:
     save(figure, folder, "curves")
 
 
-def _by_rollout(runs: list[dict[str, Any]], measure: str) -> list[Any]:
+def _by_rollout(runs: Rows, measure: str) -> list[Any]:
     return [(range(1, len(run["rollouts"]) + 1), [each[measure] for each in run["rollouts"]]) for run in runs]
