@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 from scipy import stats
 
+from adpo.experiments.rows import Rows, column, grouped
+
 
 class Interval(NamedTuple):
     """A mean and the half-width of its 95 % confidence interval (Student's t over seeds)."""
@@ -24,7 +26,16 @@ class Interval(NamedTuple):
         return self.mean + self.half
 
     def __str__(self) -> str:
-        return f"{self.mean:.3f} ± {self.half:.3f}"
+        return format(self, ".3f")
+
+    def __format__(self, form: str) -> str:
+        """Mean and half-width in the same form; only the mean has a sign.
+
+        >>> f"{Interval(0.125, 0.02):+.1%}"
+        '+12.5% ± 2.0%'
+        """
+        form = form or ".3f"
+        return f"{self.mean:{form}} ± {self.half:{form.removeprefix('+')}}"
 
 
 def interval(values: Sequence[float], level: float = 0.95) -> Interval:
@@ -38,6 +49,23 @@ def interval(values: Sequence[float], level: float = 0.95) -> Interval:
     return Interval(mean, quantile * math.sqrt(variance / count))
 
 
+def means(rows: Rows, by: Sequence[str], measures: Sequence[str]) -> Rows:
+    """One row for each group: the fields ``by``, the interval of each measure, and the ``runs`` themselves.
+
+    >>> rows = [{"method": "ADPO", "seed": 0, "reward": 1.0}, {"method": "ADPO", "seed": 1, "reward": 1.0}]
+    >>> means(rows, ["method"], ["reward"])[0]["reward"]
+    Interval(mean=1.0, half=0.0)
+    """
+    return [
+        {
+            **{field: runs[0][field] for field in by},
+            **{measure: interval(column(runs, measure)) for measure in measures},
+            "runs": runs,
+        }
+        for runs in grouped(rows, *by).values()
+    ]
+
+
 def paired(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
     """The mean difference, seed by seed."""
     return interval([a - b for a, b in zip(ours, theirs, strict=True)])
@@ -48,6 +76,11 @@ def paired_p(ours: Sequence[float], theirs: Sequence[float]) -> float:
     if all(a == b for a, b in zip(ours, theirs, strict=True)):
         return 1.0
     return float(stats.ttest_rel(ours, theirs).pvalue)
+
+
+def verdict(low: float, high: float) -> str:
+    """What the interval of a difference says of the one that is in front."""
+    return "ahead" if low > 0 else "behind" if high < 0 else "level"
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 from rich.table import Table
 
+from adpo.experiments.rows import Row
+
+Cell = str | Callable[[Row], str]
+"""A format of the fields of a row, such as "{mean:.1%}", or a function of the row."""
+Columns = Sequence[tuple[str, Cell]]
+"""Headings, and what stands below them."""
 _LINK = re.compile(r"\[(.*?)\]\([^)]*\)")
 _TEST = re.compile(r"\[.*\]\((tests/[\w/]+\.py) '(\w+)'\)")
 
@@ -30,23 +36,40 @@ class Lines(NamedTuple):
     rows: Sequence[Sequence[str]]
 
 
-def terminal(tables: Iterable[Lines]) -> list[Table]:
+def table(title: str, columns: Columns, rows: Iterable[Row]) -> Lines:
+    """A line for each row of results; a column is its heading and what is written of a row.
+
+    >>> table("runs", [("method", "{name}"), ("right", "{right:.0%}")], [{"name": "ADPO", "right": 0.5}])
+    Lines(title='runs', columns=('method', 'right'), rows=[('ADPO', '50%')])
+    """
+    lines = [
+        tuple(cell.format_map(row) if isinstance(cell, str) else cell(row) for _, cell in columns) for row in rows
+    ]
+    return Lines(title, tuple(heading for heading, _ in columns), lines)
+
+
+def terminal(tables: Iterable[Lines], **options: Any) -> list[Table]:
+    """``options`` are those of `rich.table.Table`."""
     made = []
     for title, columns, rows in tables:
-        table = Table(*columns, title=title)
+        shown = Table(*columns, title=title, **options)
         for row in rows:
-            table.add_row(*row)
-        made.append(table)
+            shown.add_row(*row)
+        made.append(shown)
     return made
 
 
-def markdown(tables: Iterable[Lines]) -> str:
-    """As the documents quote them."""
+def markdown(tables: Iterable[Lines], spaced: bool = False) -> str:
+    """As the documents quote them; ``spaced`` is how the pages of some experiments write the line of dashes."""
     parts = []
     for title, columns, rows in tables:
-        head = [f"### {title}", "", f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
-        parts.append("\n".join([*head, *(f"| {' | '.join(row)} |" for row in rows), ""]))
+        dashes = _line(["---"] * len(columns)) if spaced else "|" + "---|" * len(columns)
+        parts.append("\n".join([f"### {title}", "", _line(columns), dashes, *map(_line, rows), ""]))
     return "\n".join(parts)
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def read(text: str) -> list[Lines]:

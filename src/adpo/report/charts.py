@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from adpo.experiments.bandits.summary import joined
 from adpo.experiments.distill.protocol import STUDIES
-from adpo.experiments.statistics import interval
+from adpo.experiments.rows import column, grouped, where
+from adpo.experiments.statistics import means
 from adpo.report.parts import Chart, Frame, Series, Surface
 from adpo.system.files import read_lines
 
@@ -85,11 +87,10 @@ def _learning(results: dict[str, Any]) -> list[Chart]:
 
     Of runs that were known from an earlier job no curves are kept.
     """
-    runs = [run for run in results["runs"] if run["trial"]["study"] == "seeds" and "known" not in run]
+    runs = [{**run, **run["trial"]} for run in results["runs"] if "known" not in run]
     looks: list[Series] = []
     by_rollout: dict[str, list[Series]] = {"right": [], "length": [], "distinct": []}
-    for method in dict.fromkeys(run["trial"]["method"] for run in runs):
-        mine = [run for run in runs if run["trial"]["method"] == method]
+    for method, mine in grouped(where(runs, study="seeds"), "method").items():
         looks += _with_mean(method, [[(at, value) for at, value in run["curve"]] for run in mine])
         for measure, lines in by_rollout.items():
             curves = [[(at + 1, each[measure]) for at, each in enumerate(run["rollouts"])] for run in mine]
@@ -119,28 +120,25 @@ def _bandits(results: Results) -> list[Chart]:
         Chart(f"WinMass of the {metric} policy", "scenario", "WinMass", _by_scenario(results["summary"][metric]))
         for metric in ("sampled", "greedy")
     ]
-    main = [run for name, runs in cells.items() if name.startswith("main-") for run in runs]
-    found.append(Chart("WinMass on the way, all scenarios", "iterations", reached, _curves(main)))
-    wide: dict[float, Runs] = {}
-    for name, runs in cells.items():
-        if name.startswith("capacity-"):
-            wide.setdefault(int(name.split("-")[1]), []).extend(runs)
-    methods = dict.fromkeys(run["method"] for runs in wide.values() for run in runs)
-    lines = [_ends(name, {width: _by(name, runs) for width, runs in wide.items()}, "sampled") for name in methods]
+    found.append(
+        Chart("WinMass on the way, all scenarios", "iterations", reached, _curves(joined(cells, "main-")))
+    )
+    wide = [
+        {"method": run["method"], "width": int(run["cell"].split("-")[0]), **run["curve"][-1]}
+        for run in joined(cells, "capacity-")
+    ]
+    lines = _ends(wide, "method", "width", "sampled")
     found.append(Chart("heavy noise: the width of the policy", "hidden units", reached, lines, log_x=True))
-    by_beta: dict[float, dict[float, Runs]] = {}
-    for run in cells.get("sensitivity", []):
-        if run["settings"]:  # not the reference
-            taus = by_beta.setdefault(run["settings"]["beta"], {})
-            taus.setdefault(run["settings"]["tau"], []).append(run)
+    tried = [
+        {"line": f"beta {run['settings']['beta']:g}", **run["settings"], **run["curve"][-1]}
+        for run in cells.get("sensitivity", [])
+        if run["settings"]  # not the reference
+    ]
+    tried.sort(key=lambda row: float(row["beta"]))
     for metric in ("sampled", "greedy"):
-        lines = [_ends(f"beta {beta:g}", taus, metric) for beta, taus in sorted(by_beta.items())]
+        lines = _ends(tried, "line", "tau", metric)
         found.append(Chart(f"kernel estimate: tau and beta, {metric}", "tau", "WinMass", lines, log_x=True))
     return found
-
-
-def _by(method: str, runs: Runs) -> Runs:
-    return [run for run in runs if run["method"] == method]
 
 
 def _by_scenario(summary: dict[str, dict[str, Sequence[float]]]) -> list[Series]:
@@ -153,21 +151,22 @@ def _by_scenario(summary: dict[str, dict[str, Sequence[float]]]) -> list[Series]
 
 
 def _curves(runs: Runs) -> list[Series]:
-    by_method: dict[str, dict[int, list[float]]] = {}
-    for run in runs:
-        for point in run["curve"]:
-            by_method.setdefault(run["method"], {}).setdefault(point["iteration"], []).append(point["sampled"])
-    return [
-        Series(method, list(points), [sum(values) / len(values) for values in points.values()])
-        for method, points in by_method.items()
-        if len(points) > 1
-    ]
+    points = [{"method": run["method"], **point} for run in runs for point in run["curve"]]
+    lines = []
+    for method, mine in grouped(points, "method").items():
+        values = {at: column(there, "sampled") for at, there in grouped(mine, "iteration").items()}
+        lines.append(Series(method, list(values), [sum(each) / len(each) for each in values.values()]))
+    return [line for line in lines if len(line.x) > 1]
 
 
-def _ends(name: str, groups: dict[float, Runs], metric: str) -> Series:
-    """What runs end with, over what their groups stand for."""
-    found = [interval([run["curve"][-1][metric] for run in groups[at]]) for at in sorted(groups)]
-    return Series(name, sorted(groups), [each.mean for each in found], half=[each.half for each in found])
+def _ends(rows: Runs, by: str, across: str, metric: str) -> list[Series]:
+    """A line for each value of ``by``: means and intervals of the runs with the same value ``across``."""
+    lines = []
+    for name, mine in grouped(sorted(rows, key=lambda row: float(row[across])), by).items():
+        points = means(mine, (across,), (metric,))
+        found = column(points, metric)
+        lines.append(Series(name, column(points, across), [f.mean for f in found], half=[f.half for f in found]))
+    return lines
 
 
 WIDE = 4
@@ -178,15 +177,14 @@ DISTANCES = {"stochastic_share": "return with noise, of the teacher's", "kl": "K
 def _distill(results: Results) -> list[Chart]:
     """Every method in the main study, then return and distance against what a study changes."""
     rows = results["summary"]
-    main = [row for row in rows if row["study"] == "main"]
+    main = where(rows, study="main")
     found = []
     for measure, title in DISTANCES.items():
         lines = _lines(main, "environment", "method", measure)
         found.append(Chart(f"all methods: {title}", "", title, lines, log_y=measure == "kl", bars=True))
     for study, label in STUDIES.items():
-        of_study = sorted((row for row in rows if row["study"] == study), key=lambda row: float(row["value"]))
-        for world in dict.fromkeys(row["environment"] for row in of_study):
-            here = [row for row in of_study if row["environment"] == world]
+        of_study = sorted(where(rows, study=study), key=lambda row: float(row["value"]))
+        for world, here in grouped(of_study, "environment").items():
             for measure, title in DISTANCES.items():
                 logs = (here[-1]["value"] > WIDE, measure == "kl")
                 lines = _lines(here, "method", "value", measure)
@@ -194,14 +192,12 @@ def _distill(results: Results) -> list[Chart]:
     return found
 
 
-def _lines(rows: Runs, name: str, across: str, measure: str) -> list[Series]:
-    """A line for each name."""
-    lines = []
-    for each in dict.fromkeys(row[name] for row in rows):
-        mine = [row for row in rows if row[name] == each]
-        at, middle, half = ([row[key] for row in mine] for key in (across, measure, f"{measure}_ci"))
-        lines.append(Series(each, at, middle, half=half))
-    return lines
+def _lines(rows: Runs, by: str, across: str, measure: str) -> list[Series]:
+    """A line for each value of ``by``."""
+    return [
+        Series(name, column(mine, across), column(mine, measure), half=column(mine, f"{measure}_ci"))
+        for name, mine in grouped(rows, by).items()
+    ]
 
 
 STOCK = "TRL GRPO, defaults"
@@ -209,16 +205,13 @@ STOCK = "TRL GRPO, defaults"
 
 def _efficiency(results: Results) -> list[Chart]:
     """How fast the contenders are in each cell, stock TRL with its defaults as one."""
-    cells: dict[str, Runs] = {}
-    for row in results["rows"]:
-        cells.setdefault(row["cell"], []).append(row)
     found = []
-    for cell, rows in cells.items():
+    for cell, rows in grouped(results["rows"], "cell").items():
         slow = next((row["seconds"] for row in rows if row["contender"] == STOCK), None)
         if slow is None:  # not measured yet
             continue
         speeds = [slow / row["seconds"] for row in rows]
-        lines = [Series("speed", [row["contender"] for row in rows], speeds)]
+        lines = [Series("speed", column(rows, "contender"), speeds)]
         found.append(Chart(cell, "", "updates, times TRL GRPO with its defaults", lines, bars=True))
     return found
 

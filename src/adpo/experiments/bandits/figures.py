@@ -1,7 +1,8 @@
-"""The paper's Figure 2 and the sensitivity map, as SVG and PNG."""
+"""The paper's Figure 2 and the studies, as SVG and PNG."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,12 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
 from adpo.experiments.bandits.jobs import SENSITIVITY
-from adpo.experiments.bandits.studies import COLLAPSED
-from adpo.experiments.bandits.summary import Records, final_values, methods_in, scenarios_in
+from adpo.experiments.bandits.summary import Records, by_width, divergences, joined, sensitivity
 from adpo.experiments.pictures import save
-from adpo.experiments.statistics import Interval, interval
+from adpo.experiments.rows import Rows, column, distinct, grouped
+from adpo.experiments.statistics import Interval, means
+
+Style = dict[str, Any]
 
 
 def robustness(summary: dict[str, Any], folder: Path) -> None:
@@ -36,23 +39,20 @@ def robustness(summary: dict[str, Any], folder: Path) -> None:
     save(figure, folder, "robustness", bbox_inches="tight")
 
 
-def _style(method: str) -> dict[str, Any]:
+def _style(method: str) -> Style:
     """Our methods in full lines, baselines dashed; the two that lead stand out."""
     line = "-" if method.startswith("adpo") else ":" if method == "reference" else "--"
     colour = {"adpo-natural": "black", "trpo": "crimson"}.get(method)
     return {"line": line, "width": 2.5 if colour else 1.0, "colour": colour}
 
 
-def capacity(results: dict[int, Records], folder: Path) -> None:
+def capacity(cells: dict[str, Records], folder: Path) -> None:
     """Figure 2(b): WinMass against the width of the policy, for both readings of heavy noise."""
-    names = scenarios_in(next(iter(results.values())))
-    widths = sorted(results)
-    figure, axes = plt.subplots(1, len(names), figsize=(6 * len(names), 4.5), sharey=True, squeeze=False)
-    for axis, scenario in zip(axes[0], names, strict=True):
-        for i, method in enumerate(methods_in(next(iter(results.values())))):
-            runs = [results[width] for width in widths]
-            found = [interval(final_values(records, scenario, method, "sampled")) for records in runs]
-            _points(axis, widths, found, method, i, **_style(method))
+    scenarios = grouped(means(by_width(cells), ("scenario", "method", "hidden"), ("sampled",)), "scenario")
+    figure, axes = plt.subplots(1, len(scenarios), figsize=(6 * len(scenarios), 4.5), sharey=True, squeeze=False)
+    for axis, (scenario, rows) in zip(axes[0], scenarios.items(), strict=True):
+        _lines(axis, grouped(rows, "method"), "hidden", "sampled", _style)
+        widths = distinct(rows, "hidden")
         axis.set_xscale("log", base=2)
         axis.set_xticks(widths, [str(w) for w in widths])
         axis.set_xlabel("hidden units")
@@ -62,20 +62,18 @@ def capacity(results: dict[int, Records], folder: Path) -> None:
     save(figure, folder, "capacity", bbox_inches="tight")
 
 
-def popular(results: dict[str, Records], folder: Path) -> None:
+def popular(cells: dict[str, Records], folder: Path) -> None:
     """Mass left on popular but wrong items, mass smeared, and steps to suppress, by the reference's mass."""
     measures = {"wrong": "mass on wrong items", "smeared": "mass on the rest", "steps": "steps to suppress"}
-    kinds = list(dict.fromkeys(name.split("-")[0] for name in results))
+    rows = means(joined(cells, "popular-", "reference"), ("reference", "method"), tuple(measures))
+    for row in rows:
+        row["kind"], mass = row["reference"].split("-")
+        row["mass"] = float(mass)
+    kinds = grouped(rows, "kind")
     figure, axes = plt.subplots(len(kinds), len(measures), figsize=(14, 4 * len(kinds)), squeeze=False)
-    for row, kind in zip(axes, kinds, strict=True):
-        masses = [float(name.split("-")[1]) for name in results if name.startswith(kind)]
-        for axis, (measure, title) in zip(row, measures.items(), strict=True):
-            for i, method in enumerate(methods_in(results[f"{kind}-{masses[0]}"])):
-                found = [
-                    interval([r[measure] for r in results[f"{kind}-{mass}"] if r["method"] == method])
-                    for mass in masses
-                ]
-                _points(axis, masses, found, method, i)
+    for line, (kind, of_kind) in zip(axes, kinds.items(), strict=True):
+        for axis, (measure, title) in zip(line, measures.items(), strict=True):
+            _lines(axis, grouped(of_kind, "method"), "mass", measure)
             axis.set_xlabel(f"reference mass on {kind} items")
             axis.set_title(title)
     axes[0][-1].legend(fontsize=7)
@@ -83,36 +81,27 @@ def popular(results: dict[str, Records], folder: Path) -> None:
     save(figure, folder, "popular", bbox_inches="tight")
 
 
-def divergences(records: Records, folder: Path) -> None:
+def diverging(cells: dict[str, Records], folder: Path) -> None:
     """WinMass, entropy and the share of collapsed runs under each divergence."""
+    titles = {"sampled": "WinMass, sampled", "entropy": "entropy", "collapsed": "collapsed runs"}
+    rows = divergences(cells)
+    scenarios = distinct(rows, "scenario")
     figure, axes = plt.subplots(1, 3, figsize=(14, 4))
-    names = [method for method in methods_in(records) if method != "reference"]
-    scenarios = scenarios_in(records)
-    for axis, measure in zip(axes, ("sampled", "entropy", "collapsed"), strict=True):
-        for i, method in enumerate(names):
-            found = []
-            for scenario in scenarios:
-                values = final_values(records, scenario, method, "entropy" if measure == "collapsed" else measure)
-                found.append(
-                    interval([float(v < COLLAPSED) for v in values] if measure == "collapsed" else values)
-                )
-            _points(axis, [x + 0.1 * i for x in range(len(scenarios))], found, method, i, line="")
+    for axis, (measure, title) in zip(axes, titles.items(), strict=True):
+        _beside(axis, grouped(rows, "method"), measure, 0.1)
         axis.set_xticks(range(len(scenarios)), scenarios, rotation=20)
-        axis.set_title(
-            {"sampled": "WinMass, sampled", "entropy": "entropy", "collapsed": "collapsed runs"}[measure]
-        )
+        axis.set_title(title)
     axes[0].legend(fontsize=7)
     axes[2].set_ylim(-0.05, 1.05)
     save(figure, folder, "divergences", bbox_inches="tight")
 
 
-def variance(results: dict[str, Records], folder: Path) -> None:
+def variance(cells: dict[str, Records], folder: Path) -> None:
     """Trace of the gradient's covariance over resampled groups, relative to the squared mean gradient."""
+    rows = means(joined(cells, "variance-", "moment"), ("moment", "estimator"), ("relative",))
+    names = distinct(rows, "estimator")
     figure, axis = plt.subplots(figsize=(9, 4))
-    names = list(dict.fromkeys(r["estimator"] for r in next(iter(results.values()))))
-    for i, (moment, records) in enumerate(results.items()):
-        found = [interval([r["relative"] for r in records if r["estimator"] == name]) for name in names]
-        _points(axis, [x + 0.15 * i for x in range(len(names))], found, moment, i, line="")
+    _beside(axis, grouped(rows, "moment"), "relative", 0.15)
     axis.set_xticks(range(len(names)), names, rotation=15)
     axis.set_yscale("log")
     axis.set_ylabel("noise / signal")
@@ -120,27 +109,11 @@ def variance(results: dict[str, Records], folder: Path) -> None:
     save(figure, folder, "variance", bbox_inches="tight")
 
 
-def _points(
-    axis: Axes,
-    x: list[Any],
-    found: list[Interval],
-    label: str,
-    i: int,
-    line: str = "-",
-    width: float = 1.5,
-    colour: str | None = None,
-) -> None:
-    means, halves = [f.mean for f in found], [f.half for f in found]
-    shade = colour or plt.get_cmap("tab20")(i % 20)
-    axis.errorbar(x, means, halves, label=label, color=shade, capsize=2, marker="o", ms=4, ls=line, lw=width)
-    axis.grid(visible=True, alpha=0.3)
-
-
-def sensitivity(records: Records, folder: Path) -> None:
+def sensitive(cells: dict[str, Records], folder: Path) -> None:
     """WinMass over tau and beta, sampled and greedy: sharpness moves the one far more than the other."""
     figure, axes = plt.subplots(1, 2, figsize=(11, 4.5))
     for axis, metric in zip(axes, ("sampled", "greedy"), strict=True):
-        grid = [[_mean(records, tau, beta, metric) for beta in SENSITIVITY["beta"]] for tau in SENSITIVITY["tau"]]
+        grid = sensitivity(cells["sensitivity"], metric)
         image = axis.imshow(grid, origin="lower", aspect="auto", cmap="viridis")
         for y, line in enumerate(grid):
             for x, value in enumerate(line):
@@ -154,6 +127,32 @@ def sensitivity(records: Records, folder: Path) -> None:
     save(figure, folder, "sensitivity", bbox_inches="tight")
 
 
-def _mean(records: Records, tau: float, beta: float, metric: str) -> float:
-    chosen = [r["curve"][-1][metric] for r in records if r["settings"] == {"beta": beta, "tau": tau}]
-    return float(sum(chosen) / len(chosen))
+def _lines(
+    axis: Axes, groups: dict[str, Rows], across: str, measure: str, style: Callable[[str], Style] | None = None
+) -> None:
+    """A line for each group of rows."""
+    for i, (name, rows) in enumerate(groups.items()):
+        options = style(name) if style else {}
+        _points(axis, column(rows, across), column(rows, measure), name, i, **options)
+
+
+def _beside(axis: Axes, groups: dict[str, Rows], measure: str, shift: float) -> None:
+    """Points of each group of rows, those of the same place side by side."""
+    for i, (name, rows) in enumerate(groups.items()):
+        _points(axis, [x + shift * i for x in range(len(rows))], column(rows, measure), name, i, line="")
+
+
+def _points(
+    axis: Axes,
+    x: Sequence[float],
+    found: Sequence[Interval],
+    label: str,
+    i: int,
+    line: str = "-",
+    width: float = 1.5,
+    colour: str | None = None,
+) -> None:
+    means, halves = [f.mean for f in found], [f.half for f in found]
+    shade = colour or plt.get_cmap("tab20")(i % 20)
+    axis.errorbar(x, means, halves, label=label, color=shade, capsize=2, marker="o", ms=4, ls=line, lw=width)
+    axis.grid(visible=True, alpha=0.3)

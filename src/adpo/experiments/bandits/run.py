@@ -15,10 +15,11 @@ from rich.console import Console
 from adpo.experiments.bandits import jobs, studies
 from adpo.experiments.bandits.methods import DIVERGENCES, GRID
 from adpo.experiments.bandits.protocol import MEDIUM, SCENARIOS, Protocol, Scenario
-from adpo.experiments.bandits.summary import METRICS, against_baselines, summarise, terminal_table, verdict_table
-from adpo.experiments.bandits.tables import joined, markdown, named
+from adpo.experiments.bandits.summary import METRICS, against_baselines, joined, summarise
+from adpo.experiments.bandits.tables import overview, tables, verdicts
 from adpo.experiments.seeds import seeds_from
 from adpo.experiments.session import Options, Session, one_thread
+from adpo.experiments.tables import markdown, terminal
 from adpo.experiments.workers import Cell
 from adpo.system.files import write_json, write_text
 
@@ -101,7 +102,7 @@ def reproduce(name: str, seeds: int | None, order: Order, first_seed: int | None
         "cells": found,
     }
     write_json(order.out / "results.json", results)
-    (order.out / "tables.md").write_text(markdown(results))
+    (order.out / "tables.md").write_text(markdown(tables(results), spaced=True))
     _figures(results, order.out)
     return results
 
@@ -126,8 +127,8 @@ def tune(order: Order) -> Path:
 def show(results: dict[str, Any], console: Console) -> None:
     """The tables, on the terminal."""
     for metric in METRICS:
-        console.print(terminal_table(results["summary"], metric, f"WinMass, {metric} (mean over seeds)"))
-        console.print(verdict_table(results["against_baselines"][metric], metric))
+        console.print(*terminal([overview(results["summary"][metric], metric)], pad_edge=False, padding=(0, 1)))
+        console.print(*terminal([verdicts(results["against_baselines"][metric], metric)]))
     description = results["description"]
     if description["preset"] == "smoke":
         iterations, seeds = description["protocol"]["iterations"], len(description["seeds"])
@@ -141,10 +142,6 @@ def _figures(results: dict[str, Any], out: Path) -> None:
     from adpo.experiments.bandits import figures
 
     figures.robustness(results["summary"], out)
-    cells = results["cells"]
-    if "sensitivity" in cells:
-        figures.capacity({hidden: joined(cells, f"capacity-{hidden}-") for hidden in jobs.WIDTHS}, out)
-        figures.sensitivity(cells["sensitivity"], out)
-        figures.popular(named(cells, "popular-"), out)
-        figures.divergences(joined(cells, "divergences-"), out)
-        figures.variance(named(cells, "variance-"), out)
+    if "sensitivity" in results["cells"]:
+        for draw in (figures.capacity, figures.sensitive, figures.popular, figures.diverging, figures.variance):
+            draw(results["cells"], out)

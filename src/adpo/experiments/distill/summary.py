@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from adpo.experiments.distill.protocol import Lesson, Protocol
-from adpo.experiments.statistics import interval, paired
+from adpo.experiments.rows import Rows
+from adpo.experiments.statistics import Interval, interval, paired, verdict
 
 KD = "KD, candidates"
+WAYS = ("deterministic", "stochastic")
 MEASURES = ("deterministic", "stochastic", "kl", "reverse_kl", "ndcg", "std", "teacher_std")
+KEYS = ("environment", "study", "value", "method")
+"""What tells rows apart; ``value`` is what the study sets: states, steps, noise, share of wrong labels, units."""
 PAPER = {
     "HalfCheetah-v5": {
         "teacher": 8476.5,
@@ -31,24 +35,21 @@ MOST_KL, LEAST_NDCG, MARGIN = 0.02, 0.995, 0.05
 """What distillation is held to: distance, order of candidates, and return, as a share of the teacher's."""
 
 
-class Point(NamedTuple):
-    """The students of one method in one place of a study."""
+def measured(results: dict[str, Any], protocol: Protocol) -> Rows:
+    """One row for each method in each place of a study: its measures, each a list over seeds.
 
-    environment: str
-    study: str
-    value: float  # of what the study changes: states, steps, noise, share of wrong labels, hidden units
-    method: str
-    found: dict[str, Any]
-
-
-def points(results: dict[str, Any], protocol: Protocol) -> list[Point]:
-    """Of every method in every study."""
-    return [
-        Point(name, lesson.study, _value(lesson), method, results["outcomes"][outcome_name(name, lesson, method)])
-        for name in protocol.environments
-        for lesson in protocol.lessons()
-        for method in protocol.methods(lesson)
-    ]
+    A return is also given as a share of what the teacher earns.
+    """
+    rows = []
+    for name in protocol.environments:
+        teacher = {way: sum(earned) / len(earned) for way, earned in results["own"][name].items()}
+        for lesson in protocol.lessons():
+            for method in protocol.methods(lesson):
+                found = results["outcomes"][outcome_name(name, lesson, method)]
+                shares = {f"{way}_share": [value / teacher[way] for value in found[way]] for way in WAYS}
+                key = zip(KEYS, (name, lesson.study, _value(lesson), method), strict=True)
+                rows.append({**dict(key), **{measure: found[measure] for measure in MEASURES}, **shares})
+    return rows
 
 
 def outcome_name(name: str, lesson: Lesson, method: str) -> str:
@@ -68,77 +69,60 @@ def _value(lesson: Lesson) -> float:
 
 
 def summarised(results: dict[str, Any], protocol: Protocol) -> list[dict[str, Any]]:
-    """One row for each point: intervals over seeds, and shares of what the teacher earns."""
-    return [
-        {**point._asdict(), "found": None} | _row(point.found, results["own"][point.environment])
-        for point in points(results, protocol)
-    ]
-
-
-def _row(found: dict[str, Any], own: dict[str, list[float]]) -> dict[str, Any]:
-    row: dict[str, Any] = {}
-    for measure in MEASURES:
-        middle = interval(found[measure])
-        row[measure], row[f"{measure}_ci"] = middle.mean, middle.half
-    for way in ("deterministic", "stochastic"):
-        share = interval(_shares(found, own, way))
-        row[f"{way}_share"], row[f"{way}_share_ci"] = share.mean, share.half
-    return row
-
-
-def _shares(found: dict[str, Any], own: dict[str, list[float]], way: str) -> list[float]:
-    teacher = sum(own[way]) / len(own[way])
-    return [value / teacher for value in found[way]]
+    """One row for each place and method: intervals over seeds."""
+    rows = []
+    for row in measured(results, protocol):
+        shown = {key: row[key] for key in KEYS} | {"found": None}
+        for measure in (name for name in row if name not in KEYS):
+            shown[measure], shown[f"{measure}_ci"] = interval(row[measure])
+        rows.append(shown)
+    return rows
 
 
 def claims(results: dict[str, Any], protocol: Protocol) -> list[dict[str, Any]]:
     """What must hold for the anchored target in the main study."""
     told = []
-    for point in points(results, protocol):
-        if point.study != "main" or point.method not in ANCHORED:
+    for row in measured(results, protocol):
+        if row["study"] != "main" or row["method"] not in ANCHORED:
             continue
-        own = results["own"][point.environment]
-        kl, ndcg = interval(point.found["kl"]).mean, interval(point.found["ndcg"]).mean
-        parts = {f"KL to the teacher at most {MOST_KL}": (f"{kl:.4f}", kl <= MOST_KL)}
-        parts[f"NDCG at least {LEAST_NDCG}"] = (f"{ndcg:.4f}", ndcg >= LEAST_NDCG)
-        for way in ("deterministic", "stochastic"):
-            off = interval([share - 1 for share in _shares(point.found, own, way)])
-            inside = off.low >= -MARGIN and off.high <= MARGIN
-            parts[f"{way} return within {MARGIN:.0%} of the teacher's"] = (
-                f"{off.mean:+.1%} ± {off.half:.1%}",
-                inside,
-            )
+        kl, ndcg = interval(row["kl"]).mean, interval(row["ndcg"]).mean
+        checked = [(f"KL to the teacher at most {MOST_KL}", f"{kl:.4f}", kl <= MOST_KL)]
+        checked.append((f"NDCG at least {LEAST_NDCG}", f"{ndcg:.4f}", ndcg >= LEAST_NDCG))
+        for way in WAYS:
+            off = interval([share - 1 for share in row[f"{way}_share"]])
+            claim = f"{way} return within {MARGIN:.0%} of the teacher's"
+            checked.append((claim, f"{off:+.1%}", off.low >= -MARGIN and off.high <= MARGIN))
         told += [
             {
-                "environment": point.environment,
-                "method": point.method,
+                "environment": row["environment"],
+                "method": row["method"],
                 "claim": claim,
                 "found": shown,
                 "holds": holds,
             }
-            for claim, (shown, holds) in parts.items()
+            for claim, shown, holds in checked
         ]
     return told
 
 
 def against_kd(results: dict[str, Any], protocol: Protocol) -> list[dict[str, Any]]:
     """The anchored target against the paper's distillation, seed by seed, wherever both were taught."""
-    found = {point[:4]: point.found for point in points(results, protocol)}
-    rows = []
-    for (name, study, value, method), ours in found.items():
-        theirs = found.get((name, study, value, KD))
-        if method not in ANCHORED or theirs is None:
+    rows = {tuple(row[key] for key in KEYS): row for row in measured(results, protocol)}
+    compared = []
+    for place, ours in rows.items():
+        theirs = rows.get((*place[:-1], KD))
+        if ours["method"] not in ANCHORED or theirs is None:
             continue
-        own = results["own"][name]
-        shares = [_shares(each, own, "stochastic") for each in (ours, theirs)]
-        row = {"environment": name, "study": study, "value": value, "method": method}
-        for measure, difference in (
-            ("return", paired(*shares)),
-            ("kl", paired(theirs["kl"], ours["kl"])),  # how much closer
-        ):
-            row |= {measure: difference.mean, f"{measure}_ci": difference.half}
-            row[f"{measure}_verdict"] = (
-                "ahead" if difference.low > 0 else "behind" if difference.high < 0 else "level"
-            )
-        rows.append(row)
-    return rows
+        row = dict(zip(KEYS, place, strict=True))
+        row |= _difference("return", paired(ours["stochastic_share"], theirs["stochastic_share"]))
+        row |= _difference("kl", paired(theirs["kl"], ours["kl"]))  # how much closer
+        compared.append(row)
+    return compared
+
+
+def _difference(measure: str, found: Interval) -> dict[str, Any]:
+    return {
+        measure: found.mean,
+        f"{measure}_ci": found.half,
+        f"{measure}_verdict": verdict(found.low, found.high),
+    }

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from adpo.experiments.distill.summary import PAPER
-from adpo.experiments.tables import Lines
+from adpo.experiments.distill.summary import PAPER, WAYS
+from adpo.experiments.rows import Row, where
+from adpo.experiments.tables import Columns, Lines, table
 
 
 def tables(results: dict[str, Any]) -> list[Lines]:
@@ -15,43 +16,32 @@ def tables(results: dict[str, Any]) -> list[Lines]:
     return [*made, _against_kd(results), *(_study(results, name) for name in results["own"])]
 
 
-COLUMNS = (
-    *("method", "return, noise", "return", "of teacher", "NDCG", "KL(T‖S)", "KL(S‖T)", "std"),
-    *("paper: return", "NDCG", "KL"),
-)
-
-
 def _main(results: dict[str, Any], name: str) -> Lines:
     """As the paper has it; returns with the policy's noise and without."""
-    card = results["teachers"][name]
-    own = {way: sum(values) / len(values) for way, values in results["own"][name].items()}
-    paper: dict[str, Any] = PAPER.get(name, {})
-    of_paper = f"{paper['teacher']:.0f}" if paper else ""
-    earned = (f"{own['stochastic']:.0f}", f"{own['deterministic']:.0f}")
-    rows: list[tuple[str, ...]] = [("teacher", *earned, *[""] * 5, of_paper, "", "")]
-    for row in results["summary"]:
-        if (row["environment"], row["study"]) != (name, "main"):
-            continue
-        theirs = paper.get(row["method"])
-        rows.append(
-            (
-                row["method"],
-                f"{row['stochastic']:.0f} ± {row['stochastic_ci']:.0f}",
-                f"{row['deterministic']:.0f} ± {row['deterministic_ci']:.0f}",
-                f"{row['stochastic_share']:.1%}",
-                f"{row['ndcg']:.3f}",
-                _readable(row["kl"]),
-                _readable(row["reverse_kl"]),
-                f"{_readable(row['std'], 2)} ({row['teacher_std']:.2f})",
-                *(
-                    (f"{theirs[0]:.0f} ± {theirs[1]:.0f}", f"{theirs[2]:.3f}", f"{theirs[3]:.2f}")
-                    if theirs
-                    else ("", "", "")
-                ),
-            )
-        )
+    card, paper = results["teachers"][name], PAPER.get(name, {})
+    columns: Columns = [
+        ("method", "{method}"),
+        ("return, noise", "{stochastic:.0f} ± {stochastic_ci:.0f}"),
+        ("return", "{deterministic:.0f} ± {deterministic_ci:.0f}"),
+        ("of teacher", "{stochastic_share:.1%}"),
+        ("NDCG", "{ndcg:.3f}"),
+        ("KL(T‖S)", lambda row: _readable(row["kl"])),
+        ("KL(S‖T)", lambda row: _readable(row["reverse_kl"])),
+        ("std", lambda row: f"{_readable(row['std'], 2)} ({row['teacher_std']:.2f})"),
+        ("paper: return", lambda row: _of_paper(paper, row, "{0:.0f} ± {1:.0f}")),
+        ("NDCG", lambda row: _of_paper(paper, row, "{2:.3f}")),
+        ("KL", lambda row: _of_paper(paper, row, "{3:.2f}")),
+    ]
     steps = f", {card['steps']:,} steps" if "steps" in card else ""
-    return Lines(f"{name} ({card.get('algorithm', 'teacher')}{steps})", COLUMNS, rows)
+    title = f"{name} ({card.get('algorithm', 'teacher')}{steps})"
+    found = table(title, columns, where(results["summary"], environment=name, study="main"))
+    earned = [f"{sum(own) / len(own):.0f}" for own in (results["own"][name][way] for way in reversed(WAYS))]
+    teacher = ("teacher", *earned, *[""] * 5, f"{paper['teacher']:.0f}" if paper else "", "", "")
+    return found._replace(rows=[teacher, *found.rows])
+
+
+def _of_paper(paper: dict[str, Any], row: Row, form: str) -> str:
+    return form.format(*paper[row["method"]]) if row["method"] in paper else ""
 
 
 def _readable(value: float, digits: int = 3) -> str:
@@ -65,51 +55,40 @@ def _readable(value: float, digits: int = 3) -> str:
 
 
 def _claims(results: dict[str, Any]) -> Lines:
-    rows = [
-        (
-            each["environment"],
-            each["method"],
-            each["claim"],
-            each["found"],
-            "holds" if each["holds"] else "does not",
-        )
-        for each in results["claims"]
+    columns: Columns = [
+        ("environment", "{environment}"),
+        ("method", "{method}"),
+        ("claim", "{claim}"),
+        ("found", "{found}"),
+        ("", lambda row: "holds" if row["holds"] else "does not"),
     ]
-    return Lines("What must hold", ("environment", "method", "claim", "found", ""), rows)
+    return table("What must hold", columns, results["claims"])
 
 
 def _against_kd(results: dict[str, Any]) -> Lines:
-    rows = [
-        (
-            each["environment"],
-            f"{each['study']} {each['value']:g}" if each["study"] != "main" else "main",
-            each["method"],
-            f"{each['return']:+.1%} ± {each['return_ci']:.1%}",
-            each["return_verdict"],
-            f"{each['kl']:+.3g} ± {each['kl_ci']:.2g}",
-            each["kl_verdict"],
-        )
-        for each in results["against_kd"]
+    columns: Columns = [
+        ("environment", "{environment}"),
+        ("study", lambda row: "main" if row["study"] == "main" else f"{row['study']} {row['value']:g}"),
+        ("method", "{method}"),
+        ("return, of the teacher's", "{return:+.1%} ± {return_ci:.1%}"),
+        ("", "{return_verdict}"),
+        ("KL less", "{kl:+.3g} ± {kl_ci:.2g}"),
+        ("", "{kl_verdict}"),
     ]
-    columns = ("environment", "study", "method", "return, of the teacher's", "", "KL less", "")
-    return Lines("Against KD over candidates, seed by seed, 95 %", columns, rows)
+    return table("Against KD over candidates, seed by seed, 95 %", columns, results["against_kd"])
 
 
 def _study(results: dict[str, Any], name: str) -> Lines:
-    rows = [
-        (
-            f"{row['study']} {row['value']:g}",
-            row["method"],
-            f"{row['stochastic_share']:.1%} ± {row['stochastic_share_ci']:.1%}",
-            f"{row['deterministic_share']:.1%} ± {row['deterministic_share_ci']:.1%}",
-            _readable(row["kl"]),
-            f"{row['ndcg']:.3f}",
-        )
-        for row in results["summary"]
-        if row["environment"] == name and row["study"] != "main"
+    columns: Columns = [
+        ("study", "{study} {value:g}"),
+        ("method", "{method}"),
+        ("return with noise, of the teacher's", "{stochastic_share:.1%} ± {stochastic_share_ci:.1%}"),
+        ("without", "{deterministic_share:.1%} ± {deterministic_share_ci:.1%}"),
+        ("KL(T‖S)", lambda row: _readable(row["kl"])),
+        ("NDCG", "{ndcg:.3f}"),
     ]
-    columns = ("study", "method", "return with noise, of the teacher's", "without", "KL(T‖S)", "NDCG")
-    return Lines(f"{name}: studies", columns, rows)
+    rows = [row for row in where(results["summary"], environment=name) if row["study"] != "main"]
+    return table(f"{name}: studies", columns, rows)
 
 
 def shown(results: dict[str, Any]) -> list[Lines]:

@@ -8,17 +8,16 @@ from typing import Any
 from matplotlib import pyplot as plt
 
 from adpo.experiments.pictures import save
+from adpo.experiments.rows import column, grouped
 
 
 def draw(results: dict[str, Any], folder: Path) -> None:
     """One panel a cell: bars of speed, stock TRL with its defaults as one."""
-    cells: dict[str, list[dict[str, Any]]] = {}
-    for row in results["rows"]:
-        cells.setdefault(row["cell"], []).append(row)
+    cells = grouped(results["rows"], "cell")
     figure, axes = plt.subplots(len(cells), 1, figsize=(8, 2.4 * len(cells)), squeeze=False)
     for axis, (cell, rows) in zip(axes[:, 0], cells.items(), strict=True):
         slow = rows[0]["seconds"]
-        names = [row["contender"] for row in rows][::-1]
+        names = column(rows, "contender")[::-1]
         speeds = [slow / row["seconds"] for row in rows][::-1]
         colours = ["tab:orange" if name.startswith("ours") else "tab:grey" for name in names]
         axis.barh(names, speeds, color=colours)

@@ -26,8 +26,9 @@ from adpo.experiments.efficiency.protocol import (
     contenders,
     described,
 )
-from adpo.experiments.efficiency.summary import goals, markdown, rows_of, terminal_tables, update_name, whole_name
+from adpo.experiments.efficiency.summary import goals, remarks, rows_of, tables, update_name, whole_name
 from adpo.experiments.session import Options, Session, in_minutes
+from adpo.experiments.tables import markdown, terminal
 from adpo.experiments.workers import Cell
 from adpo.system.files import write_json
 
@@ -79,7 +80,8 @@ def reproduce(
         table = csv.DictWriter(file, fieldnames=list(results["rows"][0]))
         table.writeheader()
         table.writerows(results["rows"])
-    (out / "tables.md").write_text(markdown(results))
+    beside = "".join(f"- {line}\n" for line in remarks(results))
+    (out / "tables.md").write_text(f"{markdown(tables(results))}\n{beside}")
     if importlib.util.find_spec("matplotlib") is not None:
         from adpo.experiments.efficiency.figures import draw
 
@@ -139,5 +141,5 @@ def _able(contender: Contender, job: Job, preset: Preset, work: Work) -> bool:
 
 def show(results: dict[str, Any], console: Console) -> None:
     """The tables, on the terminal."""
-    for table in terminal_tables(results):
-        console.print(table)
+    for each in (*terminal(tables(results)), *remarks(results)):
+        console.print(each)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from rich.table import Table
-
 from adpo.experiments.efficiency.protocol import (
     ADPO,
     ADPO_SECOND,
@@ -23,6 +21,8 @@ from adpo.experiments.efficiency.protocol import (
     Preset,
     Work,
 )
+from adpo.experiments.rows import Row, grouped
+from adpo.experiments.tables import Columns, Lines, table
 
 NOMINAL_TFLOPS = 790
 """What utilisation is measured against, besides matrices of the same run."""
@@ -148,45 +148,46 @@ def goals(results: dict[str, Any], preset: Preset) -> list[dict[str, Any]]:
     return [{**goal._asdict(), "met": goal.met if told else None} for goal in found]
 
 
-COLUMNS = ("contender", "update s", "tokens/s", "MFU", "of matmul", "peak GiB", "gradient off")
+COLUMNS: Columns = (
+    ("contender", "{contender}"),
+    ("update s", "{seconds:.3f}"),
+    ("tokens/s", "{tokens_per_second:,}"),
+    ("MFU", "{mfu:.1%}"),
+    ("of matmul", "{of_matmul_ceiling:.1%}"),
+    ("peak GiB", "{peak_gib:.1f}"),
+    ("gradient off", "{gradient_off:.2%}"),
+)
 
 
-def _line(row: dict[str, Any]) -> tuple[str, ...]:
-    return (
-        row["contender"],
-        f"{row['seconds']:.3f}",
-        f"{row['tokens_per_second']:,}",
-        f"{row['mfu']:.1%}",
-        f"{row['of_matmul_ceiling']:.1%}",
-        f"{row['peak_gib']:.1f}",
-        f"{row['gradient_off']:.2%}",
-    )
+def tables(results: dict[str, Any]) -> list[Lines]:
+    cells = [table(cell, COLUMNS, rows) for cell, rows in grouped(results["rows"], "cell").items()]
+    return [*cells, _goals(results), _paper(results)]
 
 
-def _by_cell(results: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    cells: dict[str, list[dict[str, Any]]] = {}
-    for row in results["rows"]:
-        cells.setdefault(row["cell"], []).append(row)
-    return cells
+def _goals(results: dict[str, Any]) -> Lines:
+    columns: Columns = [
+        ("goal", "{what}"),
+        ("found", lambda goal: "-" if goal["found"] is None else f"{goal['found']:.2f}"),
+        ("wanted", lambda goal: f"{'≥' if goal['at_least'] else '≤'} {goal['wanted']:g}"),
+        ("", _verdict),
+    ]
+    return table("goals", columns, results["goals"])
 
 
-def _goal_line(goal: dict[str, Any]) -> tuple[str, str, str, str]:
-    sign = "≥" if goal["at_least"] else "≤"
-    found = "-" if goal["found"] is None else f"{goal['found']:.2f}"
+def _verdict(goal: Row) -> str:
     unknown = "not measured yet" if goal["found"] is None else "for one H200"
-    verdict = {True: "met", False: "missed", None: unknown}[goal["met"]]
-    return goal["what"], found, f"{sign} {goal['wanted']:g}", verdict
+    return {True: "met", False: "missed", None: unknown}[goal["met"]]
 
 
-def _paper_lines(results: dict[str, Any]) -> list[tuple[str, ...]]:
+def _paper(results: dict[str, Any]) -> Lines:
     """The paper's actor update, and ours in the base cell: seconds of its GRPO over each."""
-    base = next(iter(_by_cell(results).values()))
+    base = next(iter(grouped(results["rows"], "cell").values()))
     ours = {row["contender"]: row["seconds"] for row in base}
-    pairs = {"GRPO": TRL_DEFAULT.name, "GSPO": GSPO.name, "ADPO": ADPO.name}
-    lines: list[tuple[str, ...]] = []
-    for method, name in pairs.items():
+    stock = ours.get(TRL_DEFAULT.name)
+    lines = []
+    for method, name in {"GRPO": TRL_DEFAULT.name, "GSPO": GSPO.name, "ADPO": ADPO.name}.items():
         seconds, micro_batch = PAPER[method]
-        here, stock = ours.get(name), ours.get(TRL_DEFAULT.name)
+        here = ours.get(name)
         lines.append(
             (
                 method,
@@ -196,13 +197,12 @@ def _paper_lines(results: dict[str, Any]) -> list[tuple[str, ...]]:
                 "-" if here is None or stock is None else f"{stock / here:.2f}",
             )
         )
-    return lines
+    columns = ("method", "paper: seconds", "times its GRPO", "here: seconds", "times stock GRPO")
+    return Lines("the paper's table", columns, lines)
 
 
-PAPER_COLUMNS = ("method", "paper: seconds", "times its GRPO", "here: seconds", "times stock GRPO")
-
-
-def _extra_lines(results: dict[str, Any]) -> list[str]:
+def remarks(results: dict[str, Any]) -> list[str]:
+    """What stands beside the tables."""
     limits, loss = results["limits"], results["loss_alone"]
     lines = [
         f"Device: {limits['device']}; matrices give {limits['matmul_tflops']:.1f} TFLOP/s.",
@@ -223,38 +223,3 @@ def _extra_lines(results: dict[str, Any]) -> list[str]:
     lines += [f"Left out: {line}." for line in results["left_out"]]
     lines += [f"Refused: {line}." for line in results["refused"].values()]
     return lines + [f"Not measured yet: {name}." for name in results["not_yet"]]
-
-
-def terminal_tables(results: dict[str, Any]) -> list[Any]:
-    tables: list[Any] = []
-    for cell, rows in _by_cell(results).items():
-        table = Table(*COLUMNS, title=cell)
-        for row in rows:
-            table.add_row(*_line(row))
-        tables.append(table)
-    for title, columns, lines in _more(results):
-        table = Table(*columns, title=title)
-        for line in lines:
-            table.add_row(*line)
-        tables.append(table)
-    return [*tables, *_extra_lines(results)]
-
-
-def _more(results: dict[str, Any]) -> list[tuple[str, tuple[str, ...], list[Any]]]:
-    return [
-        ("goals", ("goal", "found", "wanted", ""), [_goal_line(goal) for goal in results["goals"]]),
-        ("the paper's table", PAPER_COLUMNS, _paper_lines(results)),
-    ]
-
-
-def markdown(results: dict[str, Any]) -> str:
-    parts = []
-    for cell, rows in _by_cell(results).items():
-        parts.append(_table(cell, COLUMNS, [_line(row) for row in rows]))
-    parts += [_table(*each) for each in _more(results)]
-    return "\n".join([*parts, *(f"- {line}" for line in _extra_lines(results))]) + "\n"
-
-
-def _table(title: str, columns: tuple[str, ...], lines: list[Any]) -> str:
-    head = [f"### {title}", "", f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
-    return "\n".join([*head, *(f"| {' | '.join(line)} |" for line in lines), ""])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,21 +11,29 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from adpo.experiments.pictures import save
+from adpo.experiments.rows import column
 
 HEIGHT = 3**0.5 / 2
 
 
 def draw(results: dict[str, Any], folder: Path) -> None:
-    for name, make in {
-        "figure1": _three_panels,
+    _save(_three_panels(results), folder, "figure1")
+    plots: dict[str, Callable[[Axes, Any], None]] = {
         "curvature": _curvature,
         "trust_region": _trust_region,
         "forces": _forces,
         "two_ways": _two_ways,
-    }.items():
-        figure = make(results)
-        figure.tight_layout()
-        save(figure, folder, name)
+    }
+    for name, plot in plots.items():
+        figure, axis = plt.subplots(figsize=(5.5, 4))
+        plot(axis, results[name])
+        axis.legend(fontsize=8)
+        _save(figure, folder, name)
+
+
+def _save(figure: Figure, folder: Path, name: str) -> None:
+    figure.tight_layout()
+    save(figure, folder, name)
 
 
 def _three_panels(results: dict[str, Any]) -> Figure:
@@ -68,45 +77,30 @@ def _corner(probabilities: list[float]) -> tuple[float, float]:
     return second + third / 2, third * HEIGHT
 
 
-def _curvature(results: dict[str, Any]) -> Figure:
-    figure, axis = plt.subplots(figsize=(5.5, 4))
-    taus = [row["tau"] for row in results["curvature"]]
+def _curvature(axis: Axes, rows: list[dict[str, Any]]) -> None:
+    taus = column(rows, "tau")
     for number in range(2):
-        axis.loglog(taus, [row["measured"][number] for row in results["curvature"]], "o", color=f"C{number}")
-        expected = [row["expected"][number] for row in results["curvature"]]
+        axis.loglog(taus, [row["measured"][number] for row in rows], "o", color=f"C{number}")
+        expected = [row["expected"][number] for row in rows]
         axis.loglog(taus, expected, color=f"C{number}", label=f"eigenvalue {number + 1} of (Diag(q) − qqᵀ)/tau²")
     axis.set(xlabel="tau", ylabel="curvature at the minimum", title="points: Hessian of the loss")
-    axis.legend(fontsize=8)
-    return figure
 
 
-def _trust_region(results: dict[str, Any]) -> Figure:
-    figure, axis = plt.subplots(figsize=(5.5, 4))
-    found = results["trust_region"]
+def _trust_region(axis: Axes, found: dict[str, Any]) -> None:
     axis.loglog(found["tau"], found["kl"], label="KL of the optimum from the reference, nats")
     axis.loglog(found["tau"], found["force"], "--", label="largest force at the first step")
     axis.set(xlabel="tau", title="small tau: near at the end, hard at the start")
-    axis.legend(fontsize=8)
-    return figure
 
 
-def _forces(results: dict[str, Any]) -> Figure:
-    figure, axis = plt.subplots(figsize=(5.5, 4))
-    found = results["forces"]
+def _forces(axis: Axes, found: dict[str, Any]) -> None:
     for name, values in found["forces"].items():
         axis.plot(found["moved"], values, label=name)
     axis.axhline(0, color="0.6", linewidth=0.8)
     axis.set(xlabel="log-ratio of the better candidate to the anchor", ylabel="force upwards", ylim=(-0.4, 1.3))
-    axis.legend(fontsize=8)
-    return figure
 
 
-def _two_ways(results: dict[str, Any]) -> Figure:
-    figure, axis = plt.subplots(figsize=(5.5, 4))
-    found = results["two_ways"]
+def _two_ways(axis: Axes, found: dict[str, Any]) -> None:
     axis.fill_between(found["places"], found["target"], color="0.85", label="target")
     for name, values in found["fitted"].items():
         axis.plot(found["places"], values, label=name)
     axis.set(xlabel="candidate", ylabel="probability")
-    axis.legend(fontsize=8)
-    return figure

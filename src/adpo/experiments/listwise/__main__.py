@@ -45,8 +45,9 @@ def main() -> int:
     arguments = parser().parse_args()
     from rich.console import Console
 
-    from adpo.experiments.listwise import run, summary
+    from adpo.experiments.listwise import run, tables
     from adpo.experiments.listwise.protocol import FIRST_SEED
+    from adpo.experiments.tables import terminal
 
     console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
     try:
@@ -73,7 +74,7 @@ def main() -> int:
         sys.stderr.write("adpo: stopped; go on with --resume\n")
         return STOPPED
     if results is not None:
-        for table in summary.terminal_tables(results):
+        for table in terminal(tables.tables(results)):
             console.print(table)
         console.print(f"Results: {arguments.out / 'results.json'}", soft_wrap=True)
     return 0

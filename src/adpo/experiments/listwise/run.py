@@ -18,9 +18,11 @@ from adpo.experiments.listwise.experiment import Experiment
 from adpo.experiments.listwise.methods import METHODS
 from adpo.experiments.listwise.models import digest
 from adpo.experiments.listwise.protocol import FIRST_SEED, PRESETS, Preset, Protocol
-from adpo.experiments.listwise.summary import BASELINES, against, markdown, summarise
+from adpo.experiments.listwise.summary import BASELINES, against, summarise
+from adpo.experiments.listwise.tables import tables
 from adpo.experiments.listwise.train import Setting
 from adpo.experiments.session import Options, Session
+from adpo.experiments.tables import markdown
 from adpo.experiments.workers import Cell, Report
 from adpo.system.files import write_json
 
@@ -115,7 +117,7 @@ def reproduce(order: Order) -> dict[str, Any] | None:
         order.say(f"{total - len(session.ended)} of {total} cells left: go on with --resume")
         return None
     write_json(order.out / "results.json", results)
-    (order.out / "tables.md").write_text(markdown(results))
+    (order.out / "tables.md").write_text(markdown(tables(results), spaced=True))
     return results
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from adpo.experiments.reasoning.answers import RIGHT, WATCHED
-from adpo.experiments.statistics import Interval, holm, paired, paired_p
+from adpo.experiments.statistics import Interval, holm, paired, paired_p, verdict
 
 DRAWS = 2000
 DOUBT = 0.05
@@ -47,7 +47,7 @@ class Difference(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        return "ahead" if self.low > 0 else "behind" if self.high < 0 else "level"
+        return verdict(self.low, self.high)
 
 
 def against(

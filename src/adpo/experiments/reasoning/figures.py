@@ -8,6 +8,7 @@ from typing import Any
 from matplotlib import pyplot as plt
 
 from adpo.experiments.pictures import save
+from adpo.experiments.rows import Rows, grouped, where
 
 
 def draw(results: dict[str, Any], folder: Path) -> None:
@@ -15,27 +16,22 @@ def draw(results: dict[str, Any], folder: Path) -> None:
 
     Of known runs no curves are kept, so that these are not among the seeds.
     """
-    runs = [run for run in results["runs"] if run["trial"]["study"] == "seeds" and "known" not in run]
-    if not runs:
+    runs = [{**run, **run["trial"]} for run in results["runs"] if "known" not in run]
+    by_method = grouped(where(runs, study="seeds"), "method")
+    if not by_method:
         return
     figure, axes = plt.subplots(1, 3, figsize=(15, 4.5))
-    methods = list(dict.fromkeys(run["trial"]["method"] for run in runs))
-    for number, method in enumerate(methods):
-        mine = [run for run in runs if run["trial"]["method"] == method]
-        curves = [
-            ([0, *(at for at, _ in run["curve"])], [*_watched(results), *(v for _, v in run["curve"])])
-            for run in mine
-        ]
+    for number, (method, mine) in enumerate(by_method.items()):
+        begun = (0, results["start"]["watched"])
+        watched = [list(zip(*(begun, *run["curve"]), strict=True)) for run in mine]
         for axis, lines in zip(
-            axes, (curves, _by_rollout(mine, "right"), _by_rollout(mine, "length")), strict=True
+            axes, (watched, _by_rollout(mine, "right"), _by_rollout(mine, "length")), strict=True
         ):
             for at, values in lines:
                 axis.plot(at, values, color=f"C{number}", alpha=0.25, linewidth=0.8)
             shortest = min(len(values) for _, values in lines)
             means = [sum(values[i] for _, values in lines) / len(lines) for i in range(shortest)]
-            axis.plot(
-                list(lines[0][0])[:shortest], means, color=f"C{number}", label=f"{method}, {len(mine)} seeds"
-            )
+            axis.plot(lines[0][0][:shortest], means, color=f"C{number}", label=f"{method}, {len(mine)} seeds")
     shown = ("accuracy on watched problems", "share of right completions in a rollout", "tokens a completion")
     for axis, label in zip(axes, shown, strict=True):
         axis.set_ylabel(label)
@@ -46,11 +42,5 @@ def draw(results: dict[str, Any], folder: Path) -> None:
     save(figure, folder, "curves")
 
 
-def _by_rollout(runs: list[dict[str, Any]], measure: str) -> list[tuple[list[int], list[float]]]:
-    return [
-        (list(range(1, len(run["rollouts"]) + 1)), [each[measure] for each in run["rollouts"]]) for run in runs
-    ]
-
-
-def _watched(results: dict[str, Any]) -> list[float]:
-    return [results["start"]["watched"]]
+def _by_rollout(runs: Rows, measure: str) -> list[Any]:
+    return [(range(1, len(run["rollouts"]) + 1), [each[measure] for each in run["rollouts"]]) for run in runs]

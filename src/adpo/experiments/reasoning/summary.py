@@ -8,6 +8,7 @@ from typing import Any
 
 from adpo.experiments.reasoning.answers import RIGHT, WATCHED, packed
 from adpo.experiments.reasoning.protocol import Choice
+from adpo.experiments.rows import grouped
 from adpo.experiments.statistics import interval
 
 KEYS = ("study", "method", "rate", "inner", "changes")
@@ -110,10 +111,7 @@ def _measured(run: dict[str, Any]) -> dict[str, float]:
 
 def rows_of(lines: Sequence[dict[str, Any]], exams: Sequence[str]) -> list[dict[str, Any]]:
     """One row for each method and what a study changes, over its seeds."""
-    together: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for line in lines:
-        together.setdefault(tuple(line[name] for name in KEYS), []).append(line)
-    return [dict(zip(KEYS, key, strict=True)) | _row(group, exams) for key, group in together.items()]
+    return [dict(zip(KEYS, key, strict=True)) | _row(group, exams) for key, group in grouped(lines, *KEYS).items()]
 
 
 def _row(lines: list[dict[str, Any]], exams: Sequence[str]) -> dict[str, Any]:

@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-from adpo.experiments.tables import Lines
+from adpo.experiments.rows import Row, where
+from adpo.experiments.tables import Columns, Lines, table
 
-LATE = ("reward", "right", "length", "distinct", "agreed_wrong", "live")
-MORE = (
-    *("entropy", "kl_to_start", "forgetting", "gradient", "tokens_per_step", "seconds_per_step"),
-    *("steps_undone", "rate_factor"),
-)
+MEASURED = {
+    "reward": "last rollouts: reward",
+    "right": "last rollouts: right",
+    "length": "last rollouts: length",
+    "distinct answers": "last rollouts: distinct",
+    "agreed, wrong": "last rollouts: agreed_wrong",
+    "live": "last rollouts: live",
+    "nats a token": "entropy",
+    "KL to start": "kl_to_start",
+    "forgetting": "forgetting",
+    "gradient": "gradient",
+    "tokens a step": "tokens_per_step",
+    "s a step": "seconds_per_step",
+    "steps taken back": "steps_undone",
+    "rate in the end, times": "rate_factor",
+}
+"""Columns of means, and the measures that stand in them."""
 STUDIES = {
     "seeds": "each method at its own best learning rate",
     "rates": "learning rates: short runs, one seed",
@@ -41,35 +55,23 @@ def _study(results: dict[str, Any], study: str, title: str) -> Lines:
     exams, parts = results["exams"], results.get("parts", ())
     k = next(key for key in results["start"]["exams"][exams[0]] if key.startswith("pass_at_"))
     steps = "steps a batch" if study.startswith("stale") else "steps a rollout"  # of which one may have several
-    columns = (
-        *("method", "rate", steps, "seeds", "collapsed", "watched: greedy"),
-        *(f"{exam}: greedy" for exam in (*exams, *parts)),
-        *(f"{exam}: {k.replace('_at_', '@')}" for exam in exams),
-        *("reward", "right", "length", "distinct answers", "agreed, wrong", "live", "nats a token", "KL to start"),
-        *("forgetting", "gradient", "tokens a step", "s a step", "steps taken back", "rate in the end, times"),
-        *(("chosen by",) if study == "rates" else ()),
-    )
-    rows = []
-    for row in results["rows"]:
-        if row["study"] != study:
-            continue
-        late = [f"last rollouts: {name}" for name in LATE]
-        rows.append(
-            (
-                f"{row['method']}{row['changes']}",
-                f"{row['rate']:g}",
-                str(row["inner"]),
-                str(row["seeds"]),
-                str(row["collapsed"]),
-                _share(row["watched"]),
-                *(_share(row.get(f"{exam}: greedy")) for exam in (*exams, *parts)),
-                *(_share(row.get(f"{exam}: {k}")) for exam in exams),
-                *(f"{row[name][0]:.3g}" if name in row else "" for name in (*late, *MORE)),
-                *((f"{row['chosen_by'][0]:.3f}",) if study == "rates" else ()),
-            )
-        )
-    before = [_begun(results, exams, parts, k, len(columns))] if study == "seeds" and rows else []
-    return Lines(title, columns, before + rows)
+    of_exams = [(f"{exam}: greedy", f"{exam}: greedy") for exam in (*exams, *parts)]
+    of_exams += [(f"{exam}: {k.replace('_at_', '@')}", f"{exam}: {k}") for exam in exams]
+    columns: Columns = [
+        ("method", "{method}{changes}"),
+        ("rate", "{rate:g}"),
+        (steps, "{inner}"),
+        ("seeds", "{seeds}"),
+        ("collapsed", "{collapsed}"),
+        ("watched: greedy", partial(_share, name="watched")),
+        *((heading, partial(_share, name=name)) for heading, name in of_exams),
+        *((heading, partial(_mean, name=name)) for heading, name in MEASURED.items()),
+        *([("chosen by", "{chosen_by[0]:.3f}")] if study == "rates" else []),
+    ]
+    found = table(title, columns, where(results["rows"], study=study))
+    if study != "seeds" or not found.rows:
+        return found
+    return found._replace(rows=[_begun(results, exams, parts, k, len(columns)), *found.rows])
 
 
 def _begun(
@@ -83,28 +85,26 @@ def _begun(
     return ("the start", "", "", "", "", *known, *("" for _ in range(columns - 5 - len(known))))
 
 
-def _share(value: Sequence[float] | None) -> str:
-    if value is None:
+def _share(row: Row, name: str) -> str:
+    if name not in row:
         return ""
-    return f"{value[0]:.1%}" + (f" ± {value[1]:.1%}" if value[1] else "")
+    mean, half = row[name]
+    return f"{mean:.1%}" + (f" ± {half:.1%}" if half else "")
+
+
+def _mean(row: Row, name: str) -> str:
+    return f"{row[name][0]:.3g}" if name in row else ""
 
 
 def _against(results: dict[str, Any]) -> Lines:
-    rows = [
-        (
-            row["exam"],
-            row["what"],
-            row["ours"],
-            row["other"],
-            str(row["seeds"]),
-            f"{row['mean']:+.1%} [{row['low']:+.1%}, {row['high']:+.1%}]",
-            f"{row['p_holm']:.2g}",
-            row["verdict"] + ("" if row.get("problems", True) else ", over seeds alone"),
-        )
-        for row in results["against"]
+    columns: Columns = [
+        ("problems", "{exam}"),
+        ("asked", "{what}"),
+        ("method", "{ours}"),
+        ("against", "{other}"),
+        ("seeds", "{seeds}"),
+        ("difference", "{mean:+.1%} [{low:+.1%}, {high:+.1%}]"),
+        ("p", "{p_holm:.2g}"),
+        ("", lambda row: row["verdict"] + ("" if row.get("problems", True) else ", over seeds alone")),
     ]
-    return Lines(
-        "greedy accuracy against, 95 % over problems and seeds",
-        ("problems", "asked", "method", "against", "seeds", "difference", "p", ""),
-        rows,
-    )
+    return table("greedy accuracy against, 95 % over problems and seeds", columns, results["against"])
