@@ -40,14 +40,15 @@ def room(path):
 
 
 MAY_IMPORT = {
-    "core": {"core"},
+    "core": {"core", "deprecated"},
     "baselines": {"baselines"},
-    "anchors": {"core"},
+    "anchors": {"core", "deprecated"},
+    "deprecated": set(),
     "exact": {"core", "ranks", "rows"},
     "rows": {"core", "ranks"},
     "ranks": set(),
     "algorithm": {"core", "anchors"},
-    "__init__": {"__init__", "core", "anchors", "exact", "algorithm", "baselines"},
+    "__init__": {"__init__", "core", "anchors", "exact", "algorithm", "baselines", "deprecated", "lm"},
     "experiments": {
         "core",
         "anchors",

@@ -92,12 +92,12 @@ def backward(
     parallel: Parallel = ALONE,
     **signals: Unpack[Signals],
 ) -> GroupGradient:
-    """Accumulate the gradient of ``objective``, a mean over groups, in the parameters behind ``score``.
+    """Accumulate the gradient of ``objective``, a (weighted) mean over groups, in the parameters behind ``score``.
 
     ``micro_batches`` is a partition of this rank's rows, in any order; ``group_ids`` (``[rows]``, one id per
     group over all ranks), ``anchor_logp`` (None is the zero anchor) and the signals are flat. A tensor ``tau`` and
-    the signals that belong to a group (`labels`, `preference`) are ``[groups]``, in ascending order of the ids of
-    all ranks; candidates count in the order of ranks, then rows. ``extra``, ``[rows]``, is added to the
+    the signals that belong to a group (`labels`, `preference`, `weights`) are ``[groups]``, in ascending order of
+    the ids of all ranks; candidates count in the order of ranks, then rows. ``extra``, ``[rows]``, is added to the
     coefficients: the part of a loss that looks at rows one by one, such as a likelihood term. ``weigh`` takes the
     place of ``score`` where the coefficients are known before the pass, if that makes it cheaper.
 
@@ -202,7 +202,8 @@ def coefficients(
     >>> import adpo
     >>> zero = torch.zeros(4)
     >>> ids, rewards = torch.tensor([1, 0, 1, 0]), torch.tensor([1.0, 0.0, 0.0, 0.0])
-    >>> adpo.exact.coefficients(adpo.presets.top1(), zero, ids, zero, rewards=rewards).coefficients.tolist()
+    >>> objective = adpo.presets.anchored_top1()
+    >>> adpo.exact.coefficients(objective, zero, ids, zero, rewards=rewards).coefficients.tolist()
     [-0.25, 0.0, 0.25, 0.0]
     """
     ranks = Ranks(process_group)

@@ -114,10 +114,14 @@ class RowGroups:
 
     def _coefficients(self, columns: dict[str, Tensor], lengths: list[int], ranks: Ranks | None) -> Tensor:
         tables, index = self._arranged(columns)
+        weights = tables.pop("weights", None)  # what is rounding and what is signal does not depend on them
         c = self.objective.coefficients(reduction="sum", **tables)
         c = torch.where(self.objective.live(c, tables["tau"]).unsqueeze(-1), c, 0.0)
-        parts = torch.split(to_flat(c, index) / max(1, len(self.ids)), lengths)
-        return parts[ranks.rank if ranks else 0]
+        total: float | Tensor = max(1, len(self.ids))
+        if weights is not None:
+            c, total = c * weights.to(c).unsqueeze(-1), self.of_groups["weights"].to(c).sum()
+            total = torch.where(total > 0, total, 1.0)
+        return torch.split(to_flat(c, index) / total, lengths)[ranks.rank if ranks else 0]
 
     def summary(self, logp: Tensor, ranks: Ranks) -> tuple[Tensor, Diagnostics]:
         """Loss and diagnostics over all groups; a row that was never scored stands at the anchor."""

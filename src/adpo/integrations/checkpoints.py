@@ -16,7 +16,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from adpo.anchors import Self
+from adpo.anchors import Snapshot as Self
 from adpo.integrations.arguments import check_model, check_processes
 from adpo.integrations.guards import TrainingStoppedError
 from adpo.integrations.model_card import CardFacts, write_card

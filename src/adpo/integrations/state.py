@@ -9,7 +9,7 @@ from typing import Any
 
 from safetensors.torch import load_file, save_file
 
-from adpo.anchors import Self
+from adpo.anchors import Snapshot as Self
 
 STATE = "adpo.json"
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
-from adpo.anchors import EMA, Refresh, Self
+from adpo.anchors import EMA, Refresh, Snapshot
 from adpo.integrations import state
 from adpo.integrations.accepted import limit_rows, refuse_liger, refuse_pictures, refuse_router_loss, refuse_vision
 from adpo.integrations.empty_steps import EmptySteps
@@ -104,7 +104,7 @@ class ListwiseTrainer(Watching):
         for callback in (self.empty_steps, self.step_guard, StartEpoch(self), _AfterStep(self)):
             self.add_callback(callback)
 
-    def _made_anchor(self, args: ListwiseConfig) -> Self | None:
+    def _made_anchor(self, args: ListwiseConfig) -> Snapshot | None:
         """None for scores that are looked up, and for no anchor at all."""
         policy: nn.Module = self.accelerator.unwrap_model(self.model)
         if args.anchor == "ema":
@@ -208,7 +208,7 @@ class ListwiseTrainer(Watching):
         self.step_guard.load_state_dict(numbers["guard"])
 
     @property
-    def _kept_policies(self) -> dict[str, Self]:
+    def _kept_policies(self) -> dict[str, Snapshot]:
         return {} if self.anchor is None else {"anchor": self.anchor}
 
 

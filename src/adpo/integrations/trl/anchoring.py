@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from adpo.anchors import EMA, Refresh, Self
+from adpo.anchors import EMA, Refresh
+from adpo.anchors import Snapshot as Self
 from adpo.core.objective import Objective
 from adpo.integrations.auto_tau import CALIBRATION_ROLLOUTS, NEAR_PEAK, AutoTau, rate_of
 from adpo.integrations.sharding import SHARDED

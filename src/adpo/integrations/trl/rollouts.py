@@ -11,7 +11,7 @@ import torch
 from accelerate.utils import gather_object
 from torch import Tensor
 
-from adpo.anchors import Self
+from adpo.anchors import Snapshot as Self
 from adpo.core.temperature import Temperature
 from adpo.core.ties import merge_ties
 from adpo.integrations.guards import GuardedRewards
