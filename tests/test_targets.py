@@ -251,6 +251,7 @@ REFUSED = {
     "takes one of `rewards` or `ranks`": lambda: adpo.Objective(adpo.top1()).loss(
         ROW, None, rewards=ROW, ranks=ROW
     ),
+    "did you mean `mask`": lambda: adpo.Objective(adpo.top1()).loss(ROW, None, masks=ROW),
     "did you mean `rewards`": lambda: adpo.Objective(adpo.top1()).loss(ROW, None, reward=ROW),
     "known signals: rewards": lambda: adpo.Objective(adpo.top1()).loss(ROW, None, zebra=ROW),
     "labels at group 0 is 3.0; expected the index": lambda: adpo.Objective(adpo.one_hot()).loss(

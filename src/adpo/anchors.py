@@ -134,7 +134,7 @@ class Snapshot(Anchor):
         self.shadow = {name: self._copy(value) for name, value in self._live()}
 
     def _live(self) -> list[tuple[str, Tensor]]:
-        """The policy's own tensors under the names that are kept."""
+        """The policy's own tensors, of those the anchor has a copy of."""
         if by := sharded(self.policy):
             raise ValueError(
                 f"{type(self).__name__} puts a copy of the weights in the place of the policy's own, which does "
@@ -201,8 +201,8 @@ class Snapshot(Anchor):
         for name, value in theirs.items():
             ours[name].copy_(value)
         self.steps = int(state["steps"])
-        # Load the policy first: that the two coincide is looked up, not believed. That they need not is kept: a
-        # run that goes on takes the steps it would have taken.
+        # Load the policy first: that the two coincide is looked up, not believed. That they were not is kept: a
+        # resumed run takes the steps it would have taken.
         same = (torch.equal(ours[name].to(value), value) for name, value in self._live())
         self._equal = bool(state.get("equal", True)) and all(same)
 

@@ -143,15 +143,15 @@ def backward(
 
         ranks.together(fill, logp.device)
     # Groups that are spread out: one table over all ranks, the same on each of them.
-    c, known = torch.zeros_like(logp), torch.zeros_like(logp, dtype=torch.bool)
+    c, computed = torch.zeros_like(logp), torch.zeros_like(logp, dtype=torch.bool)
     c[rows] = groups.coefficients(rows, groups.anchor if at_anchor else logp, ranks) + more[rows]
-    known[rows] = True
+    computed[rows] = True
 
     rows_trained = 0
-    seen: list[tuple[Tensor, Tensor]] = []  # rows and log-probabilities that nothing below waits for
+    unchecked: list[tuple[Tensor, Tensor]] = []  # rows and log-probabilities that nothing below waits for
     for number, batch in enumerate(batches):
         last = number == len(batches) - 1
-        settled = bool(known[batch].all())
+        settled = bool(computed[batch].all())
         live = batch[c[batch] != 0] if settled else batch
         if not len(live) and not (lockstep or (last and ranks.world > 1)):
             continue
@@ -159,7 +159,7 @@ def backward(
             weight = c[live] * scale
             if settled and weigh is not None and len(live):
                 product, here = weigh(live, weight)
-                seen.append((live, here))
+                unchecked.append((live, here))
             else:
                 here = score(live if len(live) else batches[0][:1])  # other ranks wait for this backward pass
                 if len(live):
@@ -170,7 +170,7 @@ def backward(
                 product = (here.to(weight) * weight if len(live) else 0 * here).sum()
             rows_trained += len(here)
             parallel.back_propagate(product)
-    for live, here in seen:
+    for live, here in unchecked:
         logp[live] = groups.checked(here, live)
     loss, diagnostics = groups.summary(groups.anchor if at_anchor else logp, ranks)
     return GroupGradient(loss, diagnostics, c, logp, 0 if at_anchor else len(rows), rows_trained)

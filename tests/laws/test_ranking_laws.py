@@ -134,6 +134,22 @@ def test_the_closed_form_is_what_runs(monkeypatch):
         adpo.Objective(adpo.plackett_luce(), adpo.wasserstein()).loss(rewards, None, rewards=rewards)
 
 
+def test_the_closed_form_is_chosen_by_what_target_and_divergence_say_of_themselves(monkeypatch):
+    """Not by which formula it is: a divergence of one's own has it, a formula that says nothing goes without."""
+    rewards = torch.tensor([[3.0, 1.0, 1.0, 0.0]], dtype=torch.float64)
+    own = adpo.Divergence("own", lambda *_: torch.full((1,), torch.nan), entropies=2)
+    silent = adpo.Divergence("silent", adpo.cross_entropy.formula)
+    target = adpo.plackett_luce()
+
+    def loss(divergence):
+        return adpo.Objective(target, divergence).loss(rewards, None, rewards=rewards)
+
+    close(loss(own), 2 * loss(adpo.forward_kl) - loss(adpo.cross_entropy))
+    close(loss(silent), loss(adpo.cross_entropy), 1e-6)
+    monkeypatch.setattr(adpo.plackett_luce, "cross_entropy", Target.cross_entropy)
+    assert loss(own).isnan()  # stage by stage, by its formula
+
+
 def test_a_strict_ranking_of_k_has_k_minus_one_stages():
     rewards = torch.tensor([[3.0, 1.0, 2.0, 0.0]], dtype=torch.float64)
     _, checked = prepare(rewards, None, 1.0, {"rewards": rewards})
