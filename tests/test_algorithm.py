@@ -9,7 +9,7 @@ from torch import nn
 import adpo
 from adpo import algorithm
 from adpo.algorithm import Algorithm1, Batch, group_entropy
-from adpo.anchors import EMA, Fixed, Refresh, Self, Zero
+from adpo.anchors import EMA, Fixed, Refresh, Snapshot, Zero
 
 
 class Table(nn.Module):
@@ -58,7 +58,12 @@ def test_it_fits_on_a_page():
 
 @pytest.mark.parametrize(
     "objective",
-    [adpo.presets.adpo(), adpo.presets.anchored_ranking(), adpo.presets.top1(), adpo.presets.reverse_adpo()],
+    [
+        adpo.presets.adpo(),
+        adpo.presets.anchored_ranking(),
+        adpo.presets.anchored_top1(),
+        adpo.presets.reverse_adpo(),
+    ],
     ids=["adpo", "ranking", "top1", "reverse"],
 )
 def test_online_learns(objective):
@@ -114,7 +119,7 @@ def rankings(count):
 
 @pytest.mark.parametrize(
     "make",
-    [Self, lambda p: EMA(p, 0.9), lambda p: Refresh(p, 5), lambda _: Fixed(Table()), lambda _: Zero()],
+    [Snapshot, lambda p: EMA(p, 0.9), lambda p: Refresh(p, 5), lambda _: Fixed(Table()), lambda _: Zero()],
     ids=["self", "ema", "refresh", "fixed", "zero"],
 )
 def test_offline_learns_with_every_anchor(make):
@@ -148,7 +153,7 @@ def test_offline_without_rewards_and_with_masks():
     optimizer = torch.optim.SGD(policy.parameters(), 0.5)
     start = policy.logits.detach().clone()
     algorithm = Algorithm1(policy, adpo.presets.anchored_ranking(), adpo.ConstantTau(), optimizer)
-    (step,) = algorithm.offline([batch], Self(policy))
+    (step,) = algorithm.offline([batch], Snapshot(policy))
     assert step.loss == pytest.approx(torch.tensor(2.0).log().item())
     assert step.reward != step.reward  # not a number: no rewards were given
     moved = policy.logits.detach() - start

@@ -57,7 +57,7 @@ def test_fixed_is_another_module_and_never_moves():
 def test_self_is_the_initial_policy():
     policy = make_policy()
     start = score(policy).detach()
-    anchor = anchors.Self(policy)
+    anchor = anchors.Snapshot(policy)
     assert anchor.coincides
     for logp, _ in history(policy, anchor, 4):
         assert torch.equal(logp, start)
@@ -129,7 +129,9 @@ class Adapted(nn.Module):
         return self.base(x) + self.up(self.down(x))
 
 
-@pytest.mark.parametrize("make", [anchors.Self, anchors.OnPolicy, anchors.EMA, lambda p: anchors.Refresh(p, 2)])
+@pytest.mark.parametrize(
+    "make", [anchors.Snapshot, anchors.OnPolicy, anchors.EMA, lambda p: anchors.Refresh(p, 2)]
+)
 def test_an_adapter_is_anchored_without_copying_the_base(make):
     policy = Adapted()
     start = score(policy).detach()
@@ -142,7 +144,7 @@ def test_an_adapter_is_anchored_without_copying_the_base(make):
 
 def test_lending_leaves_no_trace_even_after_an_error():
     policy = make_policy()
-    anchor = anchors.Self(policy)
+    anchor = anchors.Snapshot(policy)
     move(policy)
     values = [p.detach().clone() for p in policy.parameters()]
     pointers = [p.data_ptr() for p in policy.parameters()]
@@ -163,7 +165,7 @@ def test_lending_leaves_no_trace_even_after_an_error():
 
 def test_anchor_log_probabilities_carry_no_gradient():
     policy = make_policy()
-    for anchor in (anchors.Self(policy), anchors.Fixed(make_policy())):
+    for anchor in (anchors.Snapshot(policy), anchors.Fixed(make_policy())):
         assert not anchor.logp(score).requires_grad
 
 
@@ -181,7 +183,7 @@ class Dropping(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "make", [anchors.Self, anchors.OnPolicy, anchors.EMA, lambda p: anchors.Refresh(p, 2), anchors.Fixed]
+    "make", [anchors.Snapshot, anchors.OnPolicy, anchors.EMA, lambda p: anchors.Refresh(p, 2), anchors.Fixed]
 )
 def test_an_anchor_has_no_dropout_in_it(make):
     torch.manual_seed(1)
@@ -220,7 +222,7 @@ class ReadingRate(nn.Module):
 def test_a_rate_that_is_read_off_another_module_counts_too(mode_of_rate):
     policy = nn.Sequential(ReadingRate(), nn.Tanh()).train()
     policy[0].rate.train(mode_of_rate)
-    anchor = anchors.Self(policy)
+    anchor = anchors.Snapshot(policy)
     expected = score(copy.deepcopy(policy).eval()).detach()
     assert torch.equal(anchor.logp(score), expected)
     assert policy[0].rate.p == 0.5
@@ -238,7 +240,7 @@ class PowerMean(nn.Module):
 
 def test_an_exponent_is_no_rate():
     policy = nn.Sequential(nn.Linear(3, 2), PowerMean()).train()
-    assert torch.equal(anchors.Self(policy).logp(score), score(policy))
+    assert torch.equal(anchors.Snapshot(policy).logp(score), score(policy))
 
 
 def test_a_policy_without_dropout_is_scored_in_the_mode_it_is_in():
@@ -250,13 +252,13 @@ def test_a_policy_without_dropout_is_scored_in_the_mode_it_is_in():
         seen.extend(each.training for each in module.modules())
         return score(module)
 
-    anchors.Self(policy).logp(noting)
+    anchors.Snapshot(policy).logp(noting)
     assert seen == [True, True, True]
 
 
 def test_buffers_belong_to_the_anchor():
     policy = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)).eval()
-    anchor, average = anchors.Self(policy), anchors.EMA(policy)
+    anchor, average = anchors.Snapshot(policy), anchors.EMA(policy)
     start = score(policy).detach()
     policy[1].running_mean += 1.0
     average.on_step()
@@ -265,7 +267,7 @@ def test_buffers_belong_to_the_anchor():
 
 
 @pytest.mark.parametrize(
-    "make", [anchors.Self, anchors.OnPolicy, lambda p: anchors.EMA(p, 0.9), lambda p: anchors.Refresh(p, 3)]
+    "make", [anchors.Snapshot, anchors.OnPolicy, lambda p: anchors.EMA(p, 0.9), lambda p: anchors.Refresh(p, 3)]
 )
 def test_state_survives_a_checkpoint(make):
     policy = make_policy()
@@ -286,7 +288,7 @@ def test_state_survives_a_checkpoint(make):
 def test_freezing_or_unfreezing_later_does_not_change_what_is_anchored():
     policy = make_policy()
     policy[0].weight.requires_grad_(False)
-    anchor, start = anchors.Self(policy), score(policy).detach()
+    anchor, start = anchors.Snapshot(policy), score(policy).detach()
     policy[2].requires_grad_(False)  # frozen after it has been anchored
     policy[0].weight.requires_grad_(True)  # unfrozen, never anchored
     with torch.no_grad():
@@ -304,7 +306,7 @@ def test_freezing_or_unfreezing_later_does_not_change_what_is_anchored():
 
 def test_a_module_in_training_mode_cannot_write_into_the_anchor():
     policy = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)).train()
-    anchor = anchors.Self(policy)
+    anchor = anchors.Snapshot(policy)
     before = anchor.shadow["1.running_mean"].clone()
     anchor.logp(score)
     assert torch.equal(anchor.shadow["1.running_mean"], before)
@@ -320,7 +322,7 @@ def test_whether_anchor_and_policy_coincide_is_looked_up_after_loading():
     assert not anchor.coincides
     move(policy, -0.1)
     fresh = anchors.OnPolicy(policy)
-    fresh.load_state_dict(anchors.Self(policy).state_dict())
+    fresh.load_state_dict(anchors.Snapshot(policy).state_dict())
     assert fresh.coincides
 
 
@@ -342,19 +344,19 @@ def test_nonsense_is_refused():
         anchors.Refresh(policy, every=0)
     with pytest.raises(ValueError, match="has no state"):
         anchors.Zero().load_state_dict({"x": 1})
-    foreign = anchors.Self(nn.Linear(3, 9)).state_dict()
+    foreign = anchors.Snapshot(nn.Linear(3, 9)).state_dict()
     with pytest.raises(ValueError, match=r"does not fit this policy; first difference: 0\.bias"):
-        anchors.Self(policy).load_state_dict(foreign)
-    other = anchors.Self(nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))).state_dict()
+        anchors.Snapshot(policy).load_state_dict(foreign)
+    other = anchors.Snapshot(nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))).state_dict()
     with pytest.raises(ValueError, match=r"does not fit this policy; first difference: 0\.weight"):
-        anchors.Self(policy).load_state_dict(other)
+        anchors.Snapshot(policy).load_state_dict(other)
 
 
 @pytest.mark.parametrize("policy_first", [True, False])
 def test_autocast_does_not_remember_the_other_one(policy_first):
     """It keeps the narrow copy of a parameter as long as its block lasts; lending changes what is in it."""
     policy = make_policy()
-    anchor = anchors.Self(policy)
+    anchor = anchors.Snapshot(policy)
     there = score(policy).detach()
     with torch.no_grad():
         policy[2].weight += torch.tensor([[1.0], [-1.0]])

@@ -10,7 +10,7 @@ from torch import nn
 from adpo import anchors
 
 MAKERS = {
-    "Self": anchors.Self,
+    "Snapshot": anchors.Snapshot,
     "OnPolicy": anchors.OnPolicy,
     "EMA": anchors.EMA,
     "Refresh": lambda policy: anchors.Refresh(policy, 2),

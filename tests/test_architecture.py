@@ -40,14 +40,17 @@ def room(path):
 
 
 MAY_IMPORT = {
-    "core": {"core"},
+    "core": {"core", "deprecated"},
     "baselines": {"baselines"},
-    "anchors": {"core"},
+    "anchors": {"core", "deprecated"},
+    "deprecated": set(),
     "exact": {"core", "rows", "system"},
     "rows": {"core", "system"},
     "algorithm": {"core", "anchors"},
     "moved": set(),
-    "__init__": {"__init__", "core", "anchors", "exact", "algorithm", "baselines", "moved"},
+    "__init__": {
+        *("__init__", "algorithm", "anchors", "baselines", "core", "deprecated", "exact", "moved", "scoring")
+    },
     "system": {"__init__", "__version__", "system"},
     # language models: what they compute, what they are asked, what they prefer
     "scoring": {"core", "scoring"},

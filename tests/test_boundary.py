@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import adpo
-from adpo.core.groups import enter
+from adpo.core.groups import prepare
 from adpo.core.objective import LIVE, SATURATED
 from draws import OBJECTIVES, groups
 
@@ -275,8 +275,8 @@ def test_diagnostics_group_by_group(target, g):
                 float(c.abs().max() * taus[i] > 1e-12),
             ]
         )
-        _, evidence = enter(logp[None], anchor[None], None, taus[i].item(), {"rewards": rewards[None]})
-        stages = [s for s in target.stages(evidence) if s.support().any()]
+        _, checked = prepare(logp[None], anchor[None], taus[i].item(), {"rewards": rewards[None]})
+        stages = [s for s in target.stages(checked) if s.support().any()]
         if stages:
             q = [torch.where(s.support(), s.log_q.exp(), 0.0) for s in stages]
             entropies.append(sum(-torch.xlogy(x, x).sum().item() for x in q) / len(q))
@@ -324,7 +324,7 @@ def test_diagnostics_stay_in_their_ranges(g):
 
 def test_temperature_reaches_the_anchored_teacher():
     teacher, anchor = torch.tensor([[0.0, 1.0]]), torch.tensor([[0.5, 0.2]])
-    objective = adpo.Objective(adpo.teacher(anchored=True), adpo.forward_kl, tau=1.0)
+    objective = adpo.Objective(adpo.targets.teacher(anchored=True), adpo.forward_kl, tau=1.0)
     for tau in (0.3, torch.tensor([3.0])):
         assert objective.loss(teacher, anchor, teacher_logp=teacher, tau=tau).item() == pytest.approx(0, abs=1e-7)
 

@@ -11,6 +11,9 @@ from scipy import optimize, stats
 from scipy.special import rel_entr
 
 import adpo
+from adpo.core.divergences import alpha
+from adpo.core.targets import soft
+from adpo.core.targets import teacher as teacher_target
 
 distributions = st.integers(2, 6).flatmap(
     lambda k: st.tuples(*[st.lists(st.floats(0.05, 1.0), min_size=k, max_size=k)] * 2)
@@ -25,7 +28,7 @@ def pair(draw):
 def between(divergence, q, p, **signals):
     """D(q, p) through the objective, with log p as log-probabilities and the zero anchor."""
     logp = torch.tensor(np.log(p))[None]
-    return adpo.Objective(adpo.soft(), divergence).loss(logp, None, q=torch.tensor(q)[None], **signals).item()
+    return adpo.Objective(soft(), divergence).loss(logp, None, q=torch.tensor(q)[None], **signals).item()
 
 
 @given(distributions)
@@ -41,24 +44,24 @@ def test_kullback_leibler_both_ways(draw):
 def test_alpha(a, draw):
     q, p = pair(draw)
     expected = ((q**a * p ** (1 - a)).sum() - 1) / (a * (a - 1))
-    assert between(adpo.alpha(a), q, p) == pytest.approx(expected, rel=1e-9, abs=1e-11)
+    assert between(alpha(a), q, p) == pytest.approx(expected, rel=1e-9, abs=1e-11)
 
 
 @given(distributions)
 def test_alpha_has_its_limits_and_no_cancellation_near_them(draw):
     q, p = pair(draw)
     forward, reverse = between(adpo.forward_kl, q, p), between(adpo.reverse_kl, q, p)
-    assert adpo.alpha(1.0) is adpo.forward_kl
-    assert adpo.alpha(0.0) is adpo.reverse_kl
+    assert alpha(1.0) is adpo.forward_kl
+    assert alpha(0.0) is adpo.reverse_kl
     for a, limit in {1 + 1e-9: forward, 1 - 1e-9: forward, 1e-9: reverse, -1e-9: reverse}.items():
-        assert between(adpo.alpha(a), q, p) == pytest.approx(limit, rel=1e-6, abs=1e-12)
+        assert between(alpha(a), q, p) == pytest.approx(limit, rel=1e-6, abs=1e-12)
 
 
 def test_alpha_between_zero_and_one_is_finite_against_zeros():
     q, p = np.array([1.0, 0.0]), np.array([0.25, 0.75])
     for a in (0.3, 0.5, 0.9):
-        assert between(adpo.alpha(a), q, p) == pytest.approx((0.25 ** (1 - a) - 1) / (a * (a - 1)))
-    assert between(adpo.alpha(2.0), q, p) == pytest.approx((1 / 0.25 - 1) / 2)
+        assert between(alpha(a), q, p) == pytest.approx((0.25 ** (1 - a) - 1) / (a * (a - 1)))
+    assert between(alpha(2.0), q, p) == pytest.approx((1 / 0.25 - 1) / 2)
 
 
 @given(distributions, st.integers(0, 1000))
@@ -105,7 +108,13 @@ def test_wasserstein_takes_positions_before_rewards_and_ranks_as_places():
 def test_every_divergence_is_zero_at_the_target_and_positive_elsewhere(draw):
     q, p = pair(draw)
     places = {"positions": torch.arange(len(q), dtype=torch.float64)[None]}
-    for divergence in (adpo.forward_kl, adpo.reverse_kl, adpo.alpha(0.5), adpo.alpha(2.0), adpo.wasserstein(2)):
+    for divergence in (
+        adpo.forward_kl,
+        adpo.reverse_kl,
+        alpha(0.5),
+        alpha(2.0),
+        adpo.wasserstein(2),
+    ):
         assert between(divergence, q, q, **places) == pytest.approx(0, abs=1e-12)
         if np.abs(q - p).max() > 0.01:
             assert between(divergence, q, p, **places) > 1e-6
@@ -115,7 +124,7 @@ def test_every_divergence_is_zero_at_the_target_and_positive_elsewhere(draw):
 @pytest.mark.parametrize("gap", [100.0, 3000.0, 20000.0])
 def test_alpha_stays_bounded_far_away(a, gap):
     """Between 0 and 1 it never exceeds 1/(a(1 - a)), and its gradient dies out."""
-    objective = adpo.Objective(adpo.soft(), adpo.alpha(a))
+    objective = adpo.Objective(soft(), alpha(a))
     logp = torch.tensor([[0.0, gap, 0.0]], dtype=torch.float64)
     q = torch.tensor([[0.5, 1e-30, 0.5]], dtype=torch.float64)
     loss, c = objective.loss(logp, None, q=q).item(), objective.coefficients(logp, None, q=q)
@@ -129,7 +138,7 @@ def test_alpha_far_from_candidates_without_mass(a, target):
     """What a target gives nothing has no part in the gradient, however improbable the policy has made it."""
     logp = torch.tensor([[0.0, -800.0]], dtype=torch.float64)
     rewards = torch.tensor([[1.0, 0.0]])
-    objective = adpo.Objective(target, adpo.alpha(a))
+    objective = adpo.Objective(target, alpha(a))
     assert objective.loss(logp, None, rewards=rewards).item() == pytest.approx(0, abs=1e-12)
     assert torch.equal(objective.coefficients(logp, None, rewards=rewards), torch.zeros(1, 2, dtype=torch.float64))
 
@@ -141,7 +150,7 @@ def test_alpha_against_targets_whose_mass_underflows(a):
     log_q, log_p = teacher - np.logaddexp(*teacher), logp - np.logaddexp(*logp)
     product = a * log_q + (1 - a) * log_p
     expected = (np.exp(product).sum() - 1) / (a * (a - 1))
-    objective = adpo.Objective(adpo.teacher(), adpo.alpha(a))
+    objective = adpo.Objective(teacher_target(), alpha(a))
     arguments = (torch.tensor(logp)[None], None)
     signals = {"teacher_logp": torch.tensor(teacher)[None]}
     assert objective.loss(*arguments, **signals).item() == pytest.approx(expected, rel=1e-9)
@@ -154,7 +163,7 @@ def test_alpha_against_targets_whose_mass_underflows(a):
         adpo.cross_entropy,
         adpo.forward_kl,
         adpo.reverse_kl,
-        *map(adpo.alpha, (-0.5, 0.3, 0.7, 2.0)),
+        *map(alpha, (-0.5, 0.3, 0.7, 2.0)),
         adpo.wasserstein(2),
     ],
     ids=str,
@@ -165,7 +174,7 @@ def test_groups_do_not_mix_and_masked_candidates_do_not_count(divergence):
     q = torch.where(mask, torch.tensor(rng.dirichlet(np.ones(4), 3)), 0.0)
     q = q / q.sum(1, keepdim=True)
     logp, places = torch.tensor(rng.normal(size=(3, 4))), torch.tensor(rng.normal(size=(3, 4)))
-    objective = adpo.Objective(adpo.soft(), divergence)
+    objective = adpo.Objective(soft(), divergence)
     together = objective.loss(logp, None, mask=mask, q=q, positions=places, reduction="none")
     for i in range(3):
         p = np.exp(logp[i, mask[i]].numpy())
@@ -177,15 +186,15 @@ def test_zeros_in_the_target_of_one_group_and_not_of_the_other():
     q = torch.tensor([[1.0, 0.0], [0.5, 0.5]], dtype=torch.float64)
     p = torch.tensor([[0.25, 0.75], [0.2, 0.8]], dtype=torch.float64)
     for a in (0.3, 0.7, 2.0):
-        losses = adpo.Objective(adpo.soft(), adpo.alpha(a)).loss(p.log(), None, q=q, reduction="none")
+        losses = adpo.Objective(soft(), alpha(a)).loss(p.log(), None, q=q, reduction="none")
         expected = ((q**a * p ** (1 - a)).sum(1) - 1) / (a * (a - 1))
         torch.testing.assert_close(losses, expected)
 
 
 def test_orders_that_differ_have_names_that_differ():
-    assert adpo.alpha(1 / 3) != adpo.alpha(0.3333333)
-    assert adpo.alpha(1 + 1e-9).name != adpo.alpha(1.0).name
-    assert (adpo.alpha(0.5).name, adpo.alpha(2).name, adpo.wasserstein(2.0).name) == (
+    assert alpha(1 / 3) != alpha(0.3333333)
+    assert alpha(1 + 1e-9).name != alpha(1.0).name
+    assert (alpha(0.5).name, alpha(2).name, adpo.wasserstein(2.0).name) == (
         "alpha(0.5)",
         "alpha(2)",
         "wasserstein(2)",
@@ -193,7 +202,7 @@ def test_orders_that_differ_have_names_that_differ():
 
 
 def test_which_divergences_bear_a_target_with_zeros():
-    bears = {a: adpo.alpha(a).finite_at_zeros for a in (-1.0, 0.0, 0.5, 1.0, 2.0)}
+    bears = {a: alpha(a).finite_at_zeros for a in (-1.0, 0.0, 0.5, 1.0, 2.0)}
     assert bears == {-1.0: False, 0.0: False, 0.5: True, 1.0: True, 2.0: True}
     assert adpo.wasserstein().name == "wasserstein(1)"
     assert adpo.wasserstein().finite_at_zeros
@@ -201,7 +210,7 @@ def test_which_divergences_bear_a_target_with_zeros():
 
 def test_bad_orders_are_refused():
     with pytest.raises(ValueError, match="finite order"):
-        adpo.alpha(math.nan)
+        alpha(math.nan)
     with pytest.raises(ValueError, match=r"order of at least 1; got 0\.5"):
         adpo.wasserstein(0.5)
 
@@ -211,5 +220,5 @@ def test_a_divergence_of_your_own():
         return (torch.where(support, log_q.exp() - log_p.exp(), 0.0)).abs().sum(-1) / 2
 
     own = adpo.Divergence("total_variation", total_variation)
-    assert repr(adpo.Objective(adpo.soft(), own).divergence) == "total_variation"
+    assert repr(adpo.Objective(soft(), own).divergence) == "total_variation"
     assert between(own, np.array([0.5, 0.5]), np.array([0.2, 0.8])) == pytest.approx(0.3)

@@ -40,9 +40,9 @@ REFUSED = {
     "tau must be [groups] = [2]; got [3]": lambda: call(BOLTZMANN, rewards=REWARDS, tau=torch.ones(3)),
     "needs the signal `rewards`": lambda: call(BOLTZMANN),
     "unknown signal `reward`": lambda: call(BOLTZMANN, reward=REWARDS),
-    "the sum of q at group 0 is 2.0": lambda: call(adpo.soft(), q=torch.tensor([1.0, 1.0, 0.5, 0.5])),
+    "the sum of q at group 0 is 2.0": lambda: call(adpo.targets.soft(), q=torch.tensor([1.0, 1.0, 0.5, 0.5])),
     "expected mass everywhere for reverse_kl": lambda: call(
-        None, objective=adpo.Objective(adpo.soft(), adpo.reverse_kl), q=torch.tensor([1.0, 0.0, 0.5, 0.5])
+        None, objective=adpo.Objective(adpo.targets.soft(), adpo.reverse_kl), q=torch.tensor([1.0, 0.0, 0.5, 0.5])
     ),
     "compares pairs, K = 2; got K = 4": lambda: call(adpo.bradley_terry(), rewards=REWARDS, group_ids=IDS * 0),
     "preference at group 1 is 2.0": lambda: call(adpo.bradley_terry(), preference=torch.tensor([0.0, 2.0])),

@@ -97,7 +97,7 @@ def test_rankings_by_their_formula(g):
     nll = sum(torch.logsumexp(u[:, i:], 1) - u[:, i] for i in range(k - 1)).mean()
     same(presets.anchored_ranking(0.8).loss(logp, g.anchor_logp, rewards=rewards), nll, logp)
     first = (torch.logsumexp(u, 1) - u[:, 0]).mean()
-    same(presets.top1(0.8).loss(logp, g.anchor_logp, rewards=rewards), first, logp)
+    same(presets.anchored_top1(0.8).loss(logp, g.anchor_logp, rewards=rewards), first, logp)
     p = torch.softmax((logp - g.anchor_logp) / 0.8, 1)
     reverse = (p * (p.log() - torch.log_softmax(rewards / 0.5, 1))).sum(1).mean()
     same(presets.reverse_adpo(0.5, 0.8).loss(logp, g.anchor_logp, rewards=rewards), reverse, logp)
@@ -107,14 +107,19 @@ def test_rankings_by_their_formula(g):
 def test_for_a_pair_every_ranking_is_dpo(g):
     logp = g.logp.clone().requires_grad_()
     dpo = presets.dpo(beta=1 / 0.8).loss(logp, g.anchor_logp, rewards=g.rewards)
-    for preset in (presets.anchored_ranking(0.8), presets.anchored_ranking(0.8, "breslow"), presets.top1(0.8)):
+    for preset in (
+        presets.anchored_ranking(0.8),
+        presets.anchored_ranking(0.8, "breslow"),
+        presets.anchored_top1(0.8),
+    ):
         same(preset.loss(logp, g.anchor_logp, rewards=g.rewards), dpo, logp)
 
 
 def test_the_taxonomy_lists_every_preset_once():
     functions = [row.preset.__name__ for row in presets.TAXONOMY]
     assert functions == [
-        "sft", "kd", "dpo", "soft_dpo", "adpo", "listwise_raw", "anchored_ranking", "top1", "reverse_adpo",
+        "sft", "kd", "dpo", "soft_dpo", "adpo", "listwise_raw", "anchored_ranking", "anchored_top1",
+        "reverse_adpo",
     ]  # fmt: skip
     assert all(isinstance(row.objective, adpo.Objective) for row in presets.TAXONOMY)
     assert len({row.behaviour for row in presets.TAXONOMY}) == len(functions)

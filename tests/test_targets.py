@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 
 import adpo
-from adpo.core.groups import enter
+from adpo.core.groups import prepare
 from adpo.core.rewards import kernel_cdf, standardized
 
 ZEROS = torch.zeros(1, 3, dtype=torch.float64)
@@ -18,8 +18,8 @@ def q_of(target, signals, mask=None, anchor=None, tau=1.0, shape=None):
     """The first stage's distribution."""
     first = next(iter(signals.values()))
     logp = torch.zeros(shape or first.shape, dtype=torch.float64)
-    _, evidence = enter(logp, anchor, mask, tau, signals)
-    stage = next(iter(target.stages(evidence)))
+    _, checked = prepare(logp, anchor, tau, {"mask": mask, **signals})
+    stage = next(iter(target.stages(checked)))
     return torch.where(stage.support(), stage.log_q.exp(), 0.0)
 
 
@@ -50,12 +50,12 @@ def test_smoothing_agrees_with_torch_cross_entropy():
 
 def test_teacher_plain_and_anchored():
     teacher, anchor = row(0.0, 1.0, 2.0), row(0.5, 0.5, 0.0)
-    plain = q_of(adpo.teacher(), {"teacher_logp": teacher}, anchor=anchor)
+    plain = q_of(adpo.targets.teacher(), {"teacher_logp": teacher}, anchor=anchor)
     torch.testing.assert_close(plain, torch.softmax(teacher, 1))
-    anchored = q_of(adpo.teacher(anchored=True), {"teacher_logp": teacher}, anchor=anchor, tau=0.5)
+    anchored = q_of(adpo.targets.teacher(anchored=True), {"teacher_logp": teacher}, anchor=anchor, tau=0.5)
     torch.testing.assert_close(anchored, torch.softmax((teacher - anchor) / 0.5, 1))
     per_group = q_of(
-        adpo.teacher(anchored=True), {"teacher_logp": teacher}, anchor=anchor, tau=torch.tensor([0.25])
+        adpo.targets.teacher(anchored=True), {"teacher_logp": teacher}, anchor=anchor, tau=torch.tensor([0.25])
     )
     torch.testing.assert_close(per_group, torch.softmax((teacher - anchor) / 0.25, 1))
 
@@ -164,8 +164,8 @@ def test_bounded_memory_takes_whole_groups_in_blocks():
     ("target", "name"),
     [
         (adpo.one_hot(), "one_hot() needs the signal `labels`"),
-        (adpo.soft(), "soft() needs the signal `q`"),
-        (adpo.teacher(), "teacher() needs the signal `teacher_logp`"),
+        (adpo.targets.soft(), "soft() needs the signal `q`"),
+        (adpo.targets.teacher(), "teacher() needs the signal `teacher_logp`"),
         (adpo.boltzmann(1.0), "boltzmann() needs the signal `rewards`"),
         (adpo.kde(), "kde() needs the signal `rewards`"),
         (adpo.top1(), "top1() needs the signal `rewards` or `ranks`"),
@@ -176,12 +176,12 @@ def test_a_missing_signal_is_named_with_its_target(target, name):
     with pytest.raises(ValueError, match=r".") as error:
         adpo.Objective(target).loss(ZEROS, None)
     assert str(error.value).startswith(name)
-    _, evidence = enter(ZEROS, None, None, 1.0, {})
+    _, checked = prepare(ZEROS, None, 1.0, {})
     with pytest.raises(ValueError, match=r".") as error:
-        list(target.stages(evidence))
+        list(target.stages(checked))
     assert str(error.value).startswith(name)
     with pytest.raises(ValueError, match=r".") as error:
-        target.entropy(evidence)
+        target.entropy(checked)
     assert str(error.value).startswith(name)
 
 
@@ -214,9 +214,9 @@ def test_each_group_needs_its_own_label():
 
 
 def test_soft_targets_that_miss_one_from_below_are_renormalised():
-    q = q_of(adpo.soft(), {"q": row(0.2, 0.3, 0.495)})
+    q = q_of(adpo.targets.soft(), {"q": row(0.2, 0.3, 0.495)})
     torch.testing.assert_close(q, row(0.2, 0.3, 0.495) / 0.995)
-    padded = adpo.Objective(adpo.soft()).loss(
+    padded = adpo.Objective(adpo.targets.soft()).loss(
         torch.zeros(2, 2),
         None,
         q=torch.tensor([[0.5, 0.5], [0.0, 0.0]]),
@@ -239,7 +239,7 @@ def test_a_certain_preference_is_a_preference(preference):
 
 def test_soft_targets_of_low_precision_are_renormalised():
     q = torch.tensor([[0.3, 0.7]], dtype=torch.float16)
-    assert q_of(adpo.soft(), {"q": q}).sum().item() == pytest.approx(1, abs=1e-15)
+    assert q_of(adpo.targets.soft(), {"q": q}).sum().item() == pytest.approx(1, abs=1e-15)
 
 
 ROW = torch.zeros(1, 3)
@@ -251,6 +251,7 @@ REFUSED = {
     "takes one of `rewards` or `ranks`": lambda: adpo.Objective(adpo.top1()).loss(
         ROW, None, rewards=ROW, ranks=ROW
     ),
+    "did you mean `mask`": lambda: adpo.Objective(adpo.top1()).loss(ROW, None, masks=ROW),
     "did you mean `rewards`": lambda: adpo.Objective(adpo.top1()).loss(ROW, None, reward=ROW),
     "known signals: rewards": lambda: adpo.Objective(adpo.top1()).loss(ROW, None, zebra=ROW),
     "labels at group 0 is 3.0; expected the index": lambda: adpo.Objective(adpo.one_hot()).loss(
@@ -272,10 +273,10 @@ REFUSED = {
     "preference at group 0 is -0.5": lambda: adpo.Objective(adpo.bradley_terry()).loss(
         ROW[:, :2], None, preference=torch.tensor([-0.5])
     ),
-    "q at group 0, candidate 1 is -0.5": lambda: adpo.Objective(adpo.soft()).loss(
+    "q at group 0, candidate 1 is -0.5": lambda: adpo.Objective(adpo.targets.soft()).loss(
         ROW[:, :2], None, q=torch.tensor([[1.5, -0.5]])
     ),
-    "sum of q at group 0 is 0.5": lambda: adpo.Objective(adpo.soft()).loss(
+    "sum of q at group 0 is 0.5": lambda: adpo.Objective(adpo.targets.soft()).loss(
         ROW[:, :2], None, q=torch.tensor([[0.25, 0.25]])
     ),
     "beta must be positive": lambda: adpo.boltzmann(0.0),

@@ -161,7 +161,7 @@ REFUSED = {
     "tau_max must be positive and finite; got inf": lambda: adpo.GuardedTau(1.0, math.inf),
     "opens_to must be": lambda: adpo.GuardedTau(opens_to="up"),
     "baseline_decay must be in [0, 1); got 1.0": lambda: adpo.GuardedTau(baseline_decay=1.0),
-    "std_floor must be positive; got 0.0": lambda: adpo.GuardedTau(std_floor=0.0),
+    "std_floor must be positive and finite; got 0.0": lambda: adpo.GuardedTau(std_floor=0.0),
     "tau_min must not exceed tau_max; got 20.0 and 10.0": lambda: adpo.HybridTau(tau_min=20.0),
     "entropy must be normalised to [0, 1]; got 1.5": lambda: adpo.HybridTau().update(entropy=1.5, reward=0.0),
     "entropy must be normalised": lambda: adpo.GuardedTau().update(entropy=torch.tensor([-0.1]), reward=0.0),

@@ -130,7 +130,7 @@ def test_bad_input_is_refused_or_where_it_cannot_be_is_nan_for_its_group_alone(t
 
 def test_a_target_without_mass_where_it_needs_some_is_nan_for_its_group_alone():
     """The divergence is infinite there; its slope would be infinite in some cells and plausible in others."""
-    objective, q = adpo.Objective(adpo.soft(), adpo.reverse_kl), SIGNALS["q"].clone()
+    objective, q = adpo.Objective(adpo.targets.soft(), adpo.reverse_kl), SIGNALS["q"].clone()
     q[1] = torch.tensor([0.5, 0.5, 0.0, 0.0])
     with pytest.raises(ValueError, match=r"the target at group 1, candidate 2 is .* expected mass everywhere"):
         objective.loss(LOGP, None, q=q)

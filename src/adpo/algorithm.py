@@ -85,8 +85,8 @@ class Algorithm1:
         for _ in range(steps):
             logp = self.policy(batch.contexts, batch.candidates)
             if tau is None:  # 1. adaptive temperature, per context, once a batch
-                known = reward if reward == reward else 0.0  # without rewards nothing can improve
-                tau = self.temperature.update(entropy=self.entropy(logp, batch.mask), reward=known)
+                mean_reward = reward if reward == reward else 0.0  # without rewards nothing can improve
+                tau = self.temperature.update(entropy=self.entropy(logp, batch.mask), reward=mean_reward)
             # 2. anchored logits, target and divergence: u = (logp - anchor_logp)/tau, D(Q, softmax(u))
             table = {"mask": batch.mask, "tau": tau, **batch.signals}
             loss = self.objective.loss(logp, anchor_logp, **table)  # type: ignore[arg-type]

@@ -6,7 +6,7 @@
     ...
     anchor.on_step()                                       # the optimizer has stepped
 
-A moving anchor keeps a copy of the policy's trainable parameters (and buffers) and lends it to the policy's own
+A moving anchor keeps a copy of the policy's trainable parameters (and buffers) and puts it into the policy's own
 module while it scores: no second model, and for a LoRA policy a copy of the adapter alone. Parameters that are
 sharded (FSDP, ZeRO-3, tensor parallel) cannot be borrowed that way, and are refused.
 
@@ -18,11 +18,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+
+from adpo.deprecated import renamed, warn
 
 Score = Callable[[nn.Module], Tensor]
 """Runs a module on the candidates at hand and returns their log-probabilities."""
@@ -112,8 +114,15 @@ class Fixed(Anchor):
             return score(self.reference).detach()
 
 
-class Self(Anchor):
-    """The policy as it was when the anchor was made."""
+class Snapshot(Anchor):
+    """The policy as it was when the anchor was created, and a copy of its weights in place of a second model.
+
+    >>> policy = nn.Linear(1, 1, bias=False)
+    >>> anchor, x = Snapshot(policy), torch.ones(1, 1)
+    >>> _ = policy.weight.data.add_(2.0)
+    >>> (policy(x) - anchor.logp(lambda module: module(x))).round().tolist()
+    [[2.0]]
+    """
 
     def __init__(self, policy: nn.Module) -> None:
         self.policy = policy
@@ -125,7 +134,7 @@ class Self(Anchor):
         self.shadow = {name: self._copy(value) for name, value in self._live()}
 
     def _live(self) -> list[tuple[str, Tensor]]:
-        """The policy's own tensors under the names that are kept."""
+        """The policy's own tensors, of those the anchor has a copy of."""
         if by := sharded(self.policy):
             raise ValueError(
                 f"{type(self).__name__} puts a copy of the weights in the place of the policy's own, which does "
@@ -153,15 +162,15 @@ class Self(Anchor):
         self._equal = False
 
     @contextmanager
-    def lent(self) -> Iterator[nn.Module]:
+    def use_weights(self) -> Iterator[nn.Module]:
         """The policy's module, holding the anchor's values inside the block."""
         own = [(name, value, value.data) for name, value in self._live()]
         try:
             for name, value, _ in own:
                 # `.data` is exchanged, not overwritten: graphs built before the block stay valid. Buffers are
-                # lent as copies, for a module in training mode writes to them.
-                lent = self.shadow[name].to(value)
-                value.data = lent if isinstance(value, nn.Parameter) else lent.clone()
+                # copied, for a module in training mode writes to them.
+                borrowed = self.shadow[name].to(value)
+                value.data = borrowed if isinstance(value, nn.Parameter) else borrowed.clone()
             torch.clear_autocast_cache()  # it knows parameters by themselves, not by their values
             yield self.policy
         finally:
@@ -169,9 +178,14 @@ class Self(Anchor):
                 value.data = data
             torch.clear_autocast_cache()
 
+    def lent(self) -> AbstractContextManager[nn.Module]:
+        """`use_weights` under its former name."""
+        warn("lent()", "use_weights()")
+        return self.use_weights()
+
     @torch.no_grad()
     def logp(self, score: Score) -> Tensor:
-        with self.lent() as module, without_dropout(module):
+        with self.use_weights() as module, without_dropout(module):
             return score(module).detach()
 
     def state_dict(self) -> dict[str, Any]:
@@ -187,13 +201,13 @@ class Self(Anchor):
         for name, value in theirs.items():
             ours[name].copy_(value)
         self.steps = int(state["steps"])
-        # Load the policy first: that the two coincide is looked up, not believed. That they need not is kept: a
-        # run that goes on takes the steps it would have taken.
+        # Load the policy first: that the two coincide is looked up, not believed. That they were not is kept: a
+        # resumed run takes the steps it would have taken.
         same = (torch.equal(ours[name].to(value), value) for name, value in self._live())
         self._equal = bool(state.get("equal", True)) and all(same)
 
 
-class EMA(Self):
+class EMA(Snapshot):
     """An exponential moving average of the policy, updated after every optimizer step.
 
     The average is kept in float32 whatever the policy's precision: in bfloat16 a rate of 0.05 or less loses
@@ -221,14 +235,14 @@ class EMA(Self):
                 shadow.copy_(value)
 
 
-class OnPolicy(Self):
+class OnPolicy(Snapshot):
     """The policy that sampled the current candidates: refreshed at every rollout."""
 
     def on_rollout(self) -> None:
         self.refresh()
 
 
-class Refresh(Self):
+class Refresh(Snapshot):
     """The policy as it was at the latest multiple of ``every`` optimizer steps."""
 
     def __init__(self, policy: nn.Module, every: int) -> None:
@@ -241,3 +255,7 @@ class Refresh(Self):
         super().on_step()
         if self.steps % self.every == 0:
             self.refresh()
+
+
+if not TYPE_CHECKING:
+    __getattr__ = renamed(__name__)

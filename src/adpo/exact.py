@@ -92,12 +92,12 @@ def backward(
     parallel: Parallel = ALONE,
     **signals: Unpack[Signals],
 ) -> GroupGradient:
-    """Accumulate the gradient of ``objective``, a mean over groups, in the parameters behind ``score``.
+    """Accumulate the gradient of ``objective``, a (weighted) mean over groups, in the parameters behind ``score``.
 
     ``micro_batches`` is a partition of this rank's rows, in any order; ``group_ids`` (``[rows]``, one id per
     group over all ranks), ``anchor_logp`` (None is the zero anchor) and the signals are flat. A tensor ``tau`` and
-    the signals that belong to a group (`labels`, `preference`) are ``[groups]``, in ascending order of the ids of
-    all ranks; candidates count in the order of ranks, then rows. ``extra``, ``[rows]``, is added to the
+    the signals that belong to a group (`labels`, `preference`, `weights`) are ``[groups]``, in ascending order of
+    the ids of all ranks; candidates count in the order of ranks, then rows. ``extra``, ``[rows]``, is added to the
     coefficients: the part of a loss that looks at rows one by one, such as a likelihood term. ``weigh`` takes the
     place of ``score`` where the coefficients are known before the pass, if that makes it cheaper.
 
@@ -143,15 +143,15 @@ def backward(
 
         ranks.together(fill, logp.device)
     # Groups that are spread out: one table over all ranks, the same on each of them.
-    c, known = torch.zeros_like(logp), torch.zeros_like(logp, dtype=torch.bool)
+    c, computed = torch.zeros_like(logp), torch.zeros_like(logp, dtype=torch.bool)
     c[rows] = groups.coefficients(rows, groups.anchor if at_anchor else logp, ranks) + more[rows]
-    known[rows] = True
+    computed[rows] = True
 
     rows_trained = 0
-    seen: list[tuple[Tensor, Tensor]] = []  # rows and log-probabilities that nothing below waits for
+    unchecked: list[tuple[Tensor, Tensor]] = []  # rows and log-probabilities that nothing below waits for
     for number, batch in enumerate(batches):
         last = number == len(batches) - 1
-        settled = bool(known[batch].all())
+        settled = bool(computed[batch].all())
         live = batch[c[batch] != 0] if settled else batch
         if not len(live) and not (lockstep or (last and ranks.world > 1)):
             continue
@@ -159,7 +159,7 @@ def backward(
             weight = c[live] * scale
             if settled and weigh is not None and len(live):
                 product, here = weigh(live, weight)
-                seen.append((live, here))
+                unchecked.append((live, here))
             else:
                 here = score(live if len(live) else batches[0][:1])  # other ranks wait for this backward pass
                 if len(live):
@@ -170,7 +170,7 @@ def backward(
                 product = (here.to(weight) * weight if len(live) else 0 * here).sum()
             rows_trained += len(here)
             parallel.back_propagate(product)
-    for live, here in seen:
+    for live, here in unchecked:
         logp[live] = groups.checked(here, live)
     loss, diagnostics = groups.summary(groups.anchor if at_anchor else logp, ranks)
     return GroupGradient(loss, diagnostics, c, logp, 0 if at_anchor else len(rows), rows_trained)
@@ -202,7 +202,8 @@ def coefficients(
     >>> import adpo
     >>> zero = torch.zeros(4)
     >>> ids, rewards = torch.tensor([1, 0, 1, 0]), torch.tensor([1.0, 0.0, 0.0, 0.0])
-    >>> adpo.exact.coefficients(adpo.presets.top1(), zero, ids, zero, rewards=rewards).coefficients.tolist()
+    >>> objective = adpo.presets.anchored_top1()
+    >>> adpo.exact.coefficients(objective, zero, ids, zero, rewards=rewards).coefficients.tolist()
     [-0.25, 0.0, 0.25, 0.0]
     """
     ranks = Ranks(process_group)

@@ -46,7 +46,7 @@ class RowGroups:
         All of it is validated, on all ranks, and so is what ``check`` looks at: bad input costs no pass.
         """
         device = group_ids.device
-        ranks.together(lambda: (check(), _given(group_ids, anchor_logp, signals)), device)
+        ranks.together(lambda: (check(), _check_rows(group_ids, anchor_logp, signals)), device)
         of_ranks = ranks.gather(group_ids)
         lengths, every_id = [len(part) for part in of_ranks], torch.cat(of_ranks)
         ids, sizes = torch.unique(every_id, return_counts=True)
@@ -114,10 +114,14 @@ class RowGroups:
 
     def _coefficients(self, columns: dict[str, Tensor], lengths: list[int], ranks: Ranks | None) -> Tensor:
         tables, index = self._arranged(columns)
+        weights = tables.pop("weights", None)  # what is rounding and what is signal does not depend on them
         c = self.objective.coefficients(reduction="sum", **tables)
         c = torch.where(self.objective.live(c, tables["tau"]).unsqueeze(-1), c, 0.0)
-        parts = torch.split(to_flat(c, index) / max(1, len(self.ids)), lengths)
-        return parts[ranks.rank if ranks else 0]
+        total: float | Tensor = max(1, len(self.ids))
+        if weights is not None:
+            c, total = c * weights.to(c).unsqueeze(-1), self.of_groups["weights"].to(c).sum()
+            total = torch.where(total > 0, total, 1.0)
+        return torch.split(to_flat(c, index) / total, lengths)[ranks.rank if ranks else 0]
 
     def summary(self, logp: Tensor, ranks: Ranks) -> tuple[Tensor, Diagnostics]:
         """Loss and diagnostics over all groups; a row that was never scored stands at the anchor."""
@@ -129,7 +133,7 @@ class RowGroups:
         return {"logp": torch.cat(ranks.gather(logp.to(torch.float64))), **self.everyone}
 
     def _gathered(self, rows: Tensor, logp: Tensor, ranks: Ranks | None) -> tuple[dict[str, Tensor], list[int]]:
-        """What is known of these rows, of all ranks one after the other, and the rows of each rank."""
+        """The columns of these rows, of all ranks one after the other, and the rows of each rank."""
         gather = ranks.gather if ranks else lambda values: [values]
         ids = gather(self.row_ids[rows])
         columns = {"logp": logp, "anchor_logp": self.anchor, **self.of_rows}
@@ -149,7 +153,7 @@ class RowGroups:
         return {"logp": table, "mask": mask, "tau": tau, **arranged, **of_groups}, index
 
 
-def _given(group_ids: Tensor, anchor_logp: Tensor | None, signals: Signals) -> list[str]:
+def _check_rows(group_ids: Tensor, anchor_logp: Tensor | None, signals: Signals) -> list[str]:
     """The names of what is given, one value for each row; those of groups have to wait for the groups."""
     if "mask" in signals:
         raise TypeError("rows are real candidates: leave padding rows out instead of passing a mask")

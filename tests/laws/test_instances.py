@@ -140,6 +140,6 @@ def test_ipo_takes_a_divergence_of_its_own():
     close(own.coefficients(leaf, anchor, rewards=rewards), torch.autograd.grad(theirs, leaf)[0])
     far = torch.tensor([[1000.0, 0.0]], dtype=torch.float64)
     assert own.coefficients(far, None, rewards=rewards[:1]).abs().max() > 1000
-    for divergence in (adpo.cross_entropy, adpo.reverse_kl, adpo.alpha(0.5)):
+    for divergence in (adpo.cross_entropy, adpo.reverse_kl, adpo.divergences.alpha(0.5)):
         bounded = adpo.Objective(adpo.bradley_terry(label_smoothing=0.1), divergence)
         assert bounded.coefficients(far, None, rewards=rewards[:1]).abs().max() <= 1

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import adpo
 from adpo.baselines import kl_regularized_loss, mpo_loss
-from adpo.core.groups import enter
+from adpo.core.groups import prepare
 from draws import groups
 
 
@@ -54,7 +54,7 @@ taus = st.sampled_from([0.4, 1.0, 2.0])
 def test_the_closed_form_optimum(seed, tau):
     """pi* = anchor * q^tau / Z."""
     anchor, q = torch.log_softmax(random(3, 5, seed=seed), 1), torch.softmax(random(3, 5, seed=seed + 1), 1)
-    best = minimise(adpo.Objective(adpo.soft(), tau=tau), anchor, q=q)
+    best = minimise(adpo.Objective(adpo.targets.soft(), tau=tau), anchor, q=q)
     close(best, normalised(anchor.exp() * q**tau), 1e-5)
 
 
@@ -87,7 +87,7 @@ def test_the_printed_gradient_of_reverse_adpo_has_the_other_sign():
     logits, ref, rewards, b = random(2, 5), torch.log_softmax(random(2, 5, seed=1), 1), random(2, 5, seed=2), 0.7
     logits.requires_grad_()
     logp = torch.log_softmax(logits, 1)
-    kl = adpo.Objective(adpo.teacher(), adpo.reverse_kl).loss(
+    kl = adpo.Objective(adpo.targets.teacher(), adpo.reverse_kl).loss(
         logp, None, teacher_logp=ref + rewards / b, reduction="sum"
     )
     (true,) = torch.autograd.grad(kl, logits, retain_graph=True)
@@ -112,13 +112,13 @@ def test_small_tau_means_an_optimum_near_the_anchor_and_a_large_first_step():
 def test_at_the_anchor_the_coefficients_are_known_before_any_forward(g):
     """(1/K - q_i)/tau, times 1/groups for the mean."""
     k = g.logp.shape[1]
-    c = adpo.Objective(adpo.soft(), tau=g.tau).coefficients(g.logp, g.logp, q=g.q)
+    c = adpo.Objective(adpo.targets.soft(), tau=g.tau).coefficients(g.logp, g.logp, q=g.q)
     close(c, (1 / k - g.q) / g.tau / len(g.q))
 
 
 @given(g=groups())
 def test_one_stage_forces_are_bounded_by_one_over_tau(g):
-    for target in (adpo.soft(), adpo.boltzmann(0.1), adpo.top1()):
+    for target in (adpo.targets.soft(), adpo.boltzmann(0.1), adpo.top1()):
         c = adpo.Objective(target).coefficients(g.logp, g.anchor_logp, reduction="sum", **g.arguments())
         assert torch.all(c.abs() <= 1 / g.tau + 1e-12)
 
@@ -126,7 +126,7 @@ def test_one_stage_forces_are_bounded_by_one_over_tau(g):
 @given(g=groups(min_k=2, max_groups=1, ragged=False))
 def test_the_hessian_is_the_fisher_matrix_over_tau_squared(g):
     """(Diag(p) - p p^T)/tau^2 in log-prob space; at the optimum p = q."""
-    objective = adpo.Objective(adpo.soft(), tau=g.tau)
+    objective = adpo.Objective(adpo.targets.soft(), tau=g.tau)
 
     def hessian(logp):
         return torch.autograd.functional.hessian(lambda x: objective.loss(x[None], g.anchor_logp, q=g.q), logp)
@@ -146,7 +146,9 @@ def test_forward_kl_is_a_bregman_divergence(g):
     """KL(q || softmax(u)) = A(u) - A(u*) - <grad A(u*), u - u*>, A = logsumexp, softmax(u*) = q."""
     u, best = (g.logp - g.anchor_logp) / g.tau, g.q.log()
     bregman = torch.logsumexp(u, 1) - torch.logsumexp(best, 1) - (g.q * (u - best)).sum(1)
-    loss = adpo.Objective(adpo.soft(), adpo.forward_kl, g.tau).loss(g.logp, g.anchor_logp, q=g.q, reduction="none")
+    loss = adpo.Objective(adpo.targets.soft(), adpo.forward_kl, g.tau).loss(
+        g.logp, g.anchor_logp, q=g.q, reduction="none"
+    )
     close(loss, bregman)
 
 
@@ -155,7 +157,7 @@ def test_forward_kl_is_locally_the_fisher_quadratic_form(g):
     """KL = (1/2 tau^2) d^T (Diag(q) - q q^T) d + o(d^2) around the centre, with d in log-prob space."""
     centre = g.anchor_logp + g.tau * g.q.log()
     step = 1e-3 * g.tau * torch.randn(centre.shape, generator=g.generator, dtype=torch.float64)
-    loss = adpo.Objective(adpo.soft(), adpo.forward_kl, g.tau).loss(
+    loss = adpo.Objective(adpo.targets.soft(), adpo.forward_kl, g.tau).loss(
         centre + step, g.anchor_logp, q=g.q, reduction="none"
     )
     mean = (g.q * step).sum(1)
@@ -165,14 +167,14 @@ def test_forward_kl_is_locally_the_fisher_quadratic_form(g):
 
 @given(g=groups())
 def test_cross_entropy_is_forward_kl_plus_the_targets_entropy(g):
-    for target in (adpo.soft(), adpo.boltzmann(0.5), adpo.kde(), adpo.plackett_luce(), adpo.top1()):
+    for target in (adpo.targets.soft(), adpo.boltzmann(0.5), adpo.kde(), adpo.plackett_luce(), adpo.top1()):
         ce, kl = (
             adpo.Objective(target, divergence).loss(g.logp, g.anchor_logp, reduction="none", **g.arguments())
             for divergence in (adpo.cross_entropy, adpo.forward_kl)
         )
         assert torch.all(kl >= -1e-12)
-        _, evidence = enter(g.logp, g.anchor_logp, g.mask, g.tau, {"rewards": g.rewards, "q": g.q})
-        close(ce - kl, target.entropy(evidence)[0])
+        _, checked = prepare(g.logp, g.anchor_logp, g.tau, {"mask": g.mask, "rewards": g.rewards, "q": g.q})
+        close(ce - kl, target.entropy(checked)[0])
         grads = [
             adpo.Objective(target, divergence).coefficients(g.logp, g.anchor_logp, **g.arguments())
             for divergence in (adpo.cross_entropy, adpo.forward_kl)
@@ -196,7 +198,7 @@ def test_the_corrected_gradient_of_reverse_adpo(g):
 def test_reverse_kl_to_the_rl_optimum_is_kl_regularised_rl(g, b):
     """In absolute coordinates, KL(pi || ref exp(R/b)/Z) = (1/b)(b KL(pi || ref) - E_pi R) + log Z."""
     logits = g.logp.clone().requires_grad_()
-    objective = adpo.Objective(adpo.teacher(), adpo.reverse_kl)
+    objective = adpo.Objective(adpo.targets.teacher(), adpo.reverse_kl)
     ref = torch.log_softmax(g.anchor_logp, 1)
     ours = objective.loss(torch.log_softmax(logits, 1), None, teacher_logp=ref + g.rewards / b)
     theirs = kl_regularized_loss(logits, ref, g.rewards, b) / b
@@ -231,9 +233,9 @@ def test_with_the_prior_inside_the_target_it_counts_twice(seed, beta):
 @given(seed=seeds, tau=taus)
 def test_the_anchored_teacher_is_reached_from_every_anchor(seed, tau):
     anchor, teacher = (torch.log_softmax(random(2, 5, seed=seed + i), 1) for i in (0, 1))
-    best = minimise(adpo.Objective(adpo.teacher(anchored=True), tau=tau), anchor, teacher_logp=teacher)
+    best = minimise(adpo.Objective(adpo.targets.teacher(anchored=True), tau=tau), anchor, teacher_logp=teacher)
     close(best, teacher.exp(), 1e-5)
-    biased = minimise(adpo.Objective(adpo.teacher(), tau=tau), anchor, teacher_logp=teacher)
+    biased = minimise(adpo.Objective(adpo.targets.teacher(), tau=tau), anchor, teacher_logp=teacher)
     close(biased, normalised(anchor.exp() * teacher.exp() ** tau), 1e-5)
 
 
@@ -243,7 +245,7 @@ def test_without_an_anchor_nothing_holds_a_student_back():
     even = torch.log_softmax(torch.zeros_like(teacher), 1)
     alone = minimise(adpo.presets.kd(), torch.zeros_like(teacher), teacher_logp=teacher)
     close(alone, teacher.exp(), 1e-5)
-    held = minimise(adpo.Objective(adpo.teacher(), tau=0.4), even, teacher_logp=teacher)
+    held = minimise(adpo.Objective(adpo.targets.teacher(), tau=0.4), even, teacher_logp=teacher)
     assert torch.all((held * (held.log() - even)).sum(1) < 0.7 * (alone * (alone.log() - even)).sum(1))
 
 
@@ -254,7 +256,7 @@ def test_a_dynamic_anchor_is_multiplicative_weights(seed, tau):
     anchor, q = torch.log_softmax(random(2, 4, seed=seed), 1), torch.softmax(random(2, 4, seed=seed + 1), 1)
     policy = anchor
     for _ in range(3):
-        policy = minimise(adpo.Objective(adpo.soft(), tau=tau), policy, q=q).log()
+        policy = minimise(adpo.Objective(adpo.targets.soft(), tau=tau), policy, q=q).log()
     close(policy.exp(), normalised(anchor.exp() * q ** (3 * tau)), 1e-4)
 
 
@@ -279,7 +281,9 @@ def test_the_common_mass_of_a_group_is_free():
     close(after.anchor_kl, before.anchor_kl)
 
 
-@pytest.mark.parametrize("divergence", [adpo.reverse_kl, adpo.alpha(0), adpo.alpha(-1.0)], ids=str)
+@pytest.mark.parametrize(
+    "divergence", [adpo.reverse_kl, adpo.divergences.alpha(0), adpo.divergences.alpha(-1.0)], ids=str
+)
 @pytest.mark.parametrize("target", [adpo.one_hot, adpo.top1, adpo.bradley_terry, adpo.plackett_luce])
 def test_infinite_pairs_are_refused_and_smoothing_cures(target, divergence):
     with pytest.raises(ValueError, match="label_smoothing"):
@@ -288,7 +292,7 @@ def test_infinite_pairs_are_refused_and_smoothing_cures(target, divergence):
 
 
 def test_a_soft_target_with_a_zero_is_refused_when_it_comes():
-    objective = adpo.Objective(adpo.soft(), adpo.reverse_kl)
+    objective = adpo.Objective(adpo.targets.soft(), adpo.reverse_kl)
     with pytest.raises(ValueError, match=r"group 0, candidate 1.*label_smoothing"):
         objective.loss(torch.zeros(1, 2), None, q=torch.tensor([[1.0, 0.0]]))
 

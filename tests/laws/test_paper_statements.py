@@ -28,7 +28,7 @@ def force(divergence, deviation, tau=1.0):
     """What pulls the first of two candidates back that has moved by ``deviation`` nats from an even target."""
     logp = torch.tensor([[deviation, 0.0]], dtype=torch.float64)
     q = torch.full((1, 2), 0.5, dtype=torch.float64)
-    return adpo.Objective(adpo.soft(), divergence, tau).coefficients(logp, None, q=q)[0, 0].item()
+    return adpo.Objective(adpo.targets.soft(), divergence, tau).coefficients(logp, None, q=q)[0, 0].item()
 
 
 @pytest.mark.parametrize("divergence", [adpo.forward_kl, adpo.reverse_kl], ids=str)
@@ -174,8 +174,8 @@ def test_everywhere_the_coefficients_are_p_minus_q_over_tau(name, g):
 def test_p_minus_q_is_not_what_other_divergences_and_rankings_have():
     logp, q = random(1, 4), torch.softmax(random(1, 4, seed=1), 1)
     p = torch.softmax(logp, 1)
-    for divergence in (adpo.reverse_kl, adpo.alpha(0.5), adpo.wasserstein()):
-        objective = adpo.Objective(adpo.soft(), divergence)
+    for divergence in (adpo.reverse_kl, adpo.divergences.alpha(0.5), adpo.wasserstein()):
+        objective = adpo.Objective(adpo.targets.soft(), divergence)
         c = objective.coefficients(logp, None, q=q, positions=torch.arange(4)[None])
         assert (c - (p - q)).abs().max() > 0.01
     # A ranking has such a difference in every stage: its coefficients are their sum.
@@ -209,7 +209,7 @@ def test_a_target_with_zeros_has_flat_directions_and_no_point_to_expand_around(z
     q = torch.tensor([0.0] * zeros + [0.7, 0.3], dtype=torch.float64)
     flat = (torch.linalg.eigvalsh(fisher(q)).abs() < 1e-12).sum()
     assert flat == zeros + 1
-    objective = adpo.Objective(adpo.soft(), adpo.forward_kl)
+    objective = adpo.Objective(adpo.targets.soft(), adpo.forward_kl)
     losses = []
     for depth in (5.0, 10.0, 20.0):  # u* would be at minus infinity
         u = torch.where(q > 0, q.clamp(min=1e-9).log(), -depth)
@@ -273,7 +273,7 @@ def test_the_circuit_breaker_cannot_tell_wrong_from_right():
 def test_a_group_that_is_confidently_wrong_has_nothing_to_unlearn_by():
     """Its rewards are equal: at the anchor there is no gradient at any tau."""
     logp = random(1, 6)
-    for preset in (adpo.presets.adpo, adpo.presets.anchored_ranking, adpo.presets.top1):
+    for preset in (adpo.presets.adpo, adpo.presets.anchored_ranking, adpo.presets.anchored_top1):
         for tau in (0.5, 2.0):
             c = preset(tau=tau).coefficients(logp, logp, rewards=torch.zeros(1, 6))
             assert c.abs().max() < 1e-15

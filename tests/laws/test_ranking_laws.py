@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import adpo
-from adpo.core.groups import enter
+from adpo.core.groups import prepare
 from adpo.core.targets import Target
 from draws import groups
 
@@ -108,13 +108,13 @@ def test_at_the_anchor_the_coefficients_are_savage_scores(k):
 @given(g=groups())
 def test_the_closed_form_equals_the_sum_over_stages(ties, smoothing, divergence, g):
     target = adpo.plackett_luce(ties, label_smoothing=smoothing)
-    _, evidence = enter(g.logp, g.anchor_logp, g.mask, g.tau, {"rewards": g.rewards})
+    _, checked = prepare(g.logp, g.anchor_logp, g.tau, {"mask": g.mask, "rewards": g.rewards})
     leaf = torch.where(g.mask, g.logp, 0.0).requires_grad_()
-    fast = target.compare(divergence, leaf, evidence, None)
-    slow = Target.compare(target, divergence, leaf, evidence, None)
+    fast = target.compare(divergence, leaf, checked, None)
+    slow = target.compare_stages(divergence, leaf, checked, None)
     close(fast, slow)
     close(*(torch.autograd.grad(total.sum(), leaf, retain_graph=True)[0] for total in (fast, slow)))
-    for ours, theirs in zip(target.entropy(evidence), Target.entropy(target, evidence), strict=True):
+    for ours, theirs in zip(target.entropy(checked), Target.entropy(target, checked), strict=True):
         close(ours.double(), theirs.double())
 
 
@@ -134,10 +134,26 @@ def test_the_closed_form_is_what_runs(monkeypatch):
         adpo.Objective(adpo.plackett_luce(), adpo.wasserstein()).loss(rewards, None, rewards=rewards)
 
 
+def test_the_closed_form_is_chosen_by_what_target_and_divergence_say_of_themselves(monkeypatch):
+    """Not by which formula it is: a divergence of one's own has it, a formula that says nothing goes without."""
+    rewards = torch.tensor([[3.0, 1.0, 1.0, 0.0]], dtype=torch.float64)
+    own = adpo.Divergence("own", lambda *_: torch.full((1,), torch.nan), entropies=2)
+    silent = adpo.Divergence("silent", adpo.cross_entropy.formula)
+    target = adpo.plackett_luce()
+
+    def loss(divergence):
+        return adpo.Objective(target, divergence).loss(rewards, None, rewards=rewards)
+
+    close(loss(own), 2 * loss(adpo.forward_kl) - loss(adpo.cross_entropy))
+    close(loss(silent), loss(adpo.cross_entropy), 1e-6)
+    monkeypatch.setattr(adpo.plackett_luce, "cross_entropy", Target.cross_entropy)
+    assert loss(own).isnan()  # stage by stage, by its formula
+
+
 def test_a_strict_ranking_of_k_has_k_minus_one_stages():
     rewards = torch.tensor([[3.0, 1.0, 2.0, 0.0]], dtype=torch.float64)
-    _, evidence = enter(rewards, None, None, 1.0, {"rewards": rewards})
-    stages = [stage for stage in adpo.plackett_luce().stages(evidence) if stage.support().any()]
+    _, checked = prepare(rewards, None, 1.0, {"rewards": rewards})
+    stages = [stage for stage in adpo.plackett_luce().stages(checked) if stage.support().any()]
     assert [stage.support().sum().item() for stage in stages] == [4, 3, 2]
     assert [stage.log_q.exp()[0].argmax().item() for stage in stages] == [0, 2, 1]
 

@@ -87,7 +87,7 @@ def test_what_float32_tells_apart_well_stays_apart():
         rewards = size * torch.tensor([[1.0, 1 + 2 * TOLERANCE, 0.0]], dtype=torch.float64)
         merged = merge_ties(rewards, torch.ones(1, 3, dtype=torch.bool))
         assert torch.equal(merged, rewards)  # untouched, not moved a little
-        c = adpo.presets.top1().coefficients(torch.zeros(1, 3), None, rewards=rewards)
+        c = adpo.presets.anchored_top1().coefficients(torch.zeros(1, 3), None, rewards=rewards)
         assert c[0, 1] < 0 < c[0, 0]
 
 

@@ -50,7 +50,7 @@ def test_what_comes_back_is_a_subgradient(order, kind, ragged, seed, k, moved):
         mask[:, 0] |= ~mask.any(1)
     q = masses(kind, groups, k, mask, generator)
     positions = torch.randint(4, (groups, k), generator=generator).double() if seed % 2 else normal()
-    objective = adpo.Objective(adpo.soft(), adpo.wasserstein(order))
+    objective = adpo.Objective(adpo.targets.soft(), adpo.wasserstein(order))
     arguments = {"mask": mask, "q": q, "positions": positions, "reduction": "none"}
     u = moved * torch.where(torch.rand(groups, k, generator=generator) < 0.5, normal(), 0.0)
     value, c = objective.loss(u, None, **arguments), objective.coefficients(u, None, **arguments)
@@ -66,7 +66,7 @@ def test_at_its_optimum_the_cost_is_zero_and_falls_nowhere(order):
     """Equal masses, told by different roundings: 1/4 + 1/4 against 1/2."""
     q = torch.tensor([[0.1, 0.2, 0.3, 0.4], [0.25] * 4, [0.5, 0.0, 0.0, 0.5]], dtype=torch.float64)
     positions = torch.tensor([[3.0, 1.0, 0.0, 2.0]] * 3)
-    objective = adpo.Objective(adpo.soft(), adpo.wasserstein(order))
+    objective = adpo.Objective(adpo.targets.soft(), adpo.wasserstein(order))
     u = q.clamp(min=1e-300).log()
     arguments = {"q": q, "positions": positions, "reduction": "none"}
     assert objective.loss(u, None, **arguments).abs().max() < 1e-15

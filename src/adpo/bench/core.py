@@ -113,9 +113,11 @@ def _preference(groups: int, _: int) -> dict[str, Tensor]:
 
 CASES = {
     "bradley_terry": Case(adpo.bradley_terry(), _preference, _pair_plain),
-    "soft": Case(adpo.soft(), _distribution, _soft_plain(lambda s: s["q"])),
+    "soft": Case(adpo.targets.soft(), _distribution, _soft_plain(lambda s: s["q"])),
     "one_hot": Case(adpo.one_hot(), _labels, _one_hot_plain),
-    "teacher": Case(adpo.teacher(), _random("teacher_logp"), _soft_plain(lambda s: _softmax(s["teacher_logp"]))),
+    "teacher": Case(
+        adpo.targets.teacher(), _random("teacher_logp"), _soft_plain(lambda s: _softmax(s["teacher_logp"]))
+    ),
     "boltzmann": Case(adpo.boltzmann(1.0), _random("rewards"), _soft_plain(lambda s: _softmax(s["rewards"]))),
     "boltzmann, z-scores": Case(
         adpo.boltzmann(1.0, standardize=True),

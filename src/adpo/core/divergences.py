@@ -20,12 +20,20 @@ Formula = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 
 @dataclass(frozen=True, repr=False)
 class Divergence:
-    """A named divergence; make your own from a formula with the signature of `Formula`."""
+    """A named divergence; make your own from a formula with the signature of `Formula`.
+
+    >>> def total_variation(log_q, log_p, support, positions):
+    ...     return torch.where(support, log_q.exp() - log_p.exp(), 0.0).abs().sum(-1) / 2
+    >>> q, p = torch.tensor([[0.5, 0.5]]), torch.tensor([[0.25, 0.75]])
+    >>> Divergence("total_variation", total_variation)(q.log(), p.log(), q > 0, None).item()
+    0.25
+    """
 
     name: str
     formula: Formula = field(compare=False)
     finite_at_zeros: bool = True  # does it stay finite where the target has no mass?
     needs_positions: bool = False
+    entropies: float | None = None  # n, where it is the cross-entropy less n times the entropy of q
 
     def __call__(self, log_q: Tensor, log_p: Tensor, support: Tensor, positions: Tensor | None) -> Tensor:
         return self.formula(log_q, log_p, support, positions)
@@ -44,9 +52,25 @@ def _mass(log_value: Tensor, support: Tensor) -> Tensor:
 
 
 def entropy(log_q: Tensor, support: Tensor) -> Tensor:
-    """``-sum q log q`` over the support, with ``0 log 0 = 0``; ``[groups]``."""
+    """``-sum q log q`` over the support, with ``0 log 0 = 0``; ``[groups]``.
+
+    >>> log_q = torch.tensor([[0.5, 0.5, 0.0]]).log()
+    >>> entropy(log_q, log_q > -torch.inf).exp().tolist()
+    [2.0]
+    """
     q = _mass(log_q, support)
     return -(q * torch.where(q > 0, log_q, 0.0)).sum(-1)
+
+
+def log_softmax(logits: Tensor, support: Tensor) -> Tensor:
+    """Log-probabilities over the support, ``[groups, K]``; 0 outside it, and where a group has none.
+
+    >>> log_softmax(torch.zeros(1, 3), torch.tensor([[True, True, False]])).exp().tolist()
+    [[0.5, 0.5, 1.0]]
+    """
+    # A group without support keeps all candidates inside the softmax: no NaN is computed and then hidden.
+    inside = support | ~support.any(-1, keepdim=True)
+    return torch.where(support, torch.log_softmax(torch.where(inside, logits, -torch.inf), -1), 0.0)
 
 
 def _cross_entropy(log_q: Tensor, log_p: Tensor, support: Tensor, positions: Tensor | None) -> Tensor:  # noqa: ARG001
@@ -61,14 +85,7 @@ def _reverse_kl(log_q: Tensor, log_p: Tensor, support: Tensor, positions: Tensor
     return (_mass(log_p, support) * (log_p - torch.where(support, log_q, 0.0))).sum(-1)
 
 
-def _alpha(
-    log_q: Tensor,
-    log_p: Tensor,
-    support: Tensor,
-    positions: Tensor | None,  # noqa: ARG001
-    *,
-    a: float,
-) -> Tensor:
+def _alpha(log_q: Tensor, log_p: Tensor, support: Tensor, positions: Tensor | None, *, a: float) -> Tensor:  # noqa: ARG001
     # sum q^a p^(1-a) - 1 as a sum of q^a p^(1-a) - w, with w = q or p, whichever limit is near: where the two are
     # close, expm1 keeps the difference from cancelling; where they are not, logarithms keep it from overflowing.
     has_mass = log_q > -torch.inf
@@ -105,10 +122,10 @@ def _transport(log_q: Tensor, log_p: Tensor, support: Tensor, positions: Tensor 
     return (widths * distance**order).sum(-1)
 
 
-cross_entropy = Divergence("cross_entropy", _cross_entropy)
+cross_entropy = Divergence("cross_entropy", _cross_entropy, entropies=0)
 """``-sum q log p``: the paper's loss and the default."""
 
-forward_kl = Divergence("forward_kl", _forward_kl)
+forward_kl = Divergence("forward_kl", _forward_kl, entropies=1)
 """``KL(q || p)``: cross-entropy less the target's entropy; the same gradient, zero at the optimum."""
 
 reverse_kl = Divergence("reverse_kl", _reverse_kl, finite_at_zeros=False)
@@ -120,6 +137,9 @@ def alpha(a: float) -> Divergence:
 
     For ``a <= 0`` it is infinite against a target with zeros. For ``a > 1`` it grows like
     ``exp((a - 1) |u|)`` and overflows when the anchored logits reach some hundreds.
+
+    >>> alpha(0.5), alpha(1), alpha(0)
+    (alpha(0.5), forward_kl, reverse_kl)
     """
     if not math.isfinite(a):
         raise ValueError(f"alpha needs a finite order; got {a}")
@@ -136,6 +156,11 @@ def wasserstein(order: float = 1.0) -> Divergence:
     ``x`` is the signal ``positions`` where given, else the rewards (or the ranks). The power is left on
     (for order 2: the squared distance), because the root has an infinite slope at the optimum. The cost has a
     kink there, and wherever steps of the two distribution functions meet: one of the subgradients comes back.
+
+    >>> q, places = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 3.0]])
+    >>> half = torch.tensor([[0.5, 0.5]])
+    >>> wasserstein()(q.log(), half.log(), half > 0, places).item()  # half of the mass moves by 3
+    1.5
     """
     if not (order >= 1 and math.isfinite(order)):
         raise ValueError(f"wasserstein needs an order of at least 1; got {order}")

@@ -13,10 +13,10 @@ from typing import Literal, NamedTuple, Unpack
 import torch
 from torch import Tensor
 
-from adpo.core.divergences import Divergence, cross_entropy, entropy
-from adpo.core.groups import Evidence, enter, result_dtype, tau_column, transformed
-from adpo.core.signals import Signals, by_name
-from adpo.core.targets import Target
+from adpo.core.divergences import Divergence, cross_entropy, entropy, log_softmax
+from adpo.core.groups import Groups, prepare, result_dtype, tau_column, transformed
+from adpo.core.signals import Inputs
+from adpo.core.stages import Target
 
 Reduction = Literal["mean", "sum", "none"]
 
@@ -28,7 +28,7 @@ SATURATED = 0.99
 
 
 class Diagnostics(NamedTuple):
-    """Means over the groups with at least one real candidate; 0-dimensional tensors."""
+    """Means over the groups with at least one real candidate, weighted as the loss; 0-dimensional tensors."""
 
     anchor_kl: Tensor  # KL(policy || anchor), both renormalised over the candidates of the group
     log_ratio: Tensor  # mean of logp - anchor_logp: falls when the whole group loses mass
@@ -47,8 +47,7 @@ def anchored_logits(logp: Tensor, anchor_logp: Tensor | None, tau: float | Tenso
     if logp.ndim != 2:
         raise ValueError(f"logp must be [groups, K]; got {list(logp.shape)}")
     anchor = torch.zeros_like(logp) if anchor_logp is None else anchor_logp.detach()
-    column = tau_column(tau, len(logp), logp.device)
-    u = (logp.to(torch.float64) - anchor.to(torch.float64)) / column
+    u = (logp.to(torch.float64) - anchor.to(torch.float64)) / tau_column(tau, len(logp), logp.device)
     return u.to(result_dtype(logp))
 
 
@@ -63,9 +62,11 @@ class Objective:
     tensor([[-0.5670,  0.2840,  0.2840]])
 
     Every method takes ``logp`` (``[groups, K]``), ``anchor_logp`` (the same, or None for the zero anchor), and
-    by keyword ``mask`` (true = real candidate), ``tau`` (a number or ``[groups]``, instead of the objective's
-    own) and the signals that the target reads. Tables are computed in float64; results are float32, or
-    float64 for float64 ``logp``.
+    by keyword (`adpo.core.signals.Inputs`) ``mask`` (true = real candidate), ``tau`` (a number or ``[groups]``,
+    instead of the objective's own), the signals that the target reads, and ``weights`` (``[groups]``, at least 0):
+    the mean over groups is then ``sum(w * loss) / sum(w)``, so that weight 2 is the group twice, weight 0 is the
+    group left out, and without any weight there is no loss. Tables are computed in float64; results are float32,
+    or float64 for float64 ``logp``.
     """
 
     target: Target
@@ -85,60 +86,74 @@ class Objective:
         logp: Tensor,
         anchor_logp: Tensor | None = None,
         *,
-        mask: Tensor | None = None,
-        tau: float | Tensor | None = None,
         reduction: Reduction = "mean",
-        **signals: Unpack[Signals],
+        **inputs: Unpack[Inputs],
     ) -> Tensor:
-        """The loss, differentiable in ``logp``: mean or sum over the real groups, or ``[groups]``."""
-        table, evidence = self._enter(logp, anchor_logp, mask, tau, signals)
-        return self._reduced(table, evidence, reduction).to(result_dtype(logp))
+        """The loss, differentiable in ``logp``: mean or sum over the real groups, or ``[groups]``.
+
+        ``reduction`` is that of `torch.nn.functional.cross_entropy`: the sum, and each group's loss under "none",
+        are multiplied by the weights.
+
+        >>> import adpo
+        >>> logp, labels = torch.zeros(2, 2), torch.tensor([0, 1])
+        >>> adpo.presets.sft().loss(logp, labels=labels, weights=torch.tensor([3, 0]), reduction="none").exp()
+        tensor([8., 1.])
+        """
+        table, groups = prepare(logp, anchor_logp, self.tau, inputs)
+        return self._reduced(table, groups, reduction).to(result_dtype(logp))
 
     def coefficients(
         self,
         logp: Tensor,
         anchor_logp: Tensor | None = None,
         *,
-        mask: Tensor | None = None,
-        tau: float | Tensor | None = None,
         reduction: Reduction = "mean",
-        **signals: Unpack[Signals],
+        **inputs: Unpack[Inputs],
     ) -> Tensor:
-        """``c = dloss/dlogp``, ``[groups, K]``, detached; zero on masked cells, sums to zero in every group."""
+        """``c = dloss/dlogp``, ``[groups, K]``, detached; zero on masked cells, sums to zero in every group.
+
+        >>> import adpo
+        >>> logp, labels = torch.zeros(2, 2), torch.tensor([0, 1])
+        >>> adpo.presets.sft().coefficients(logp, labels=labels, weights=torch.tensor([3, 1]))
+        tensor([[-0.3750,  0.3750],
+                [ 0.1250, -0.1250]])
+        """
         with torch.inference_mode(False), torch.enable_grad():
-            table, evidence = self._enter(logp.detach(), anchor_logp, mask, tau, signals)
-            return self._slope(table, evidence, reduction).to(result_dtype(logp))
+            table, groups = prepare(logp.detach(), anchor_logp, self.tau, inputs)
+            return self._slope(table, groups, reduction).to(result_dtype(logp))
 
     def diagnostics(
-        self,
-        logp: Tensor,
-        anchor_logp: Tensor | None = None,
-        *,
-        mask: Tensor | None = None,
-        tau: float | Tensor | None = None,
-        **signals: Unpack[Signals],
+        self, logp: Tensor, anchor_logp: Tensor | None = None, **inputs: Unpack[Inputs]
     ) -> Diagnostics:
-        """What to watch: the one source of these metrics for every trainer."""
+        """What to log: the one source of these metrics for every trainer.
+
+        >>> import adpo
+        >>> logp, rewards = torch.zeros(2, 4), torch.tensor([[1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]])
+        >>> adpo.Objective(adpo.plackett_luce()).diagnostics(logp, rewards=rewards).live  # ties prefer nothing
+        tensor(0.5000)
+        """
         with torch.inference_mode(False), torch.enable_grad():
-            table, evidence = self._enter(logp.detach(), anchor_logp, mask, tau, signals)
-            live = self.live(self._slope(table, evidence, "sum"), evidence.tau)
+            table, groups = prepare(logp.detach(), anchor_logp, self.tau, inputs)
+            unweighted = replace(groups, weight=torch.ones_like(groups.weight))
+            live = self.live(self._slope(table, unweighted, "sum"), groups.tau)
         with torch.no_grad():
-            real = evidence.mask.any(-1)
-            size = evidence.mask.sum(-1).clamp(min=1)
-            log_p = self._log_softmax((table - evidence.anchor_logp) / evidence.tau, evidence)
-            log_pi = self._log_softmax(table, evidence)
-            log_anchor = self._log_softmax(evidence.anchor_logp, evidence)
-            target_entropy, stages = self.target.entropy(evidence)
-            largest = torch.where(evidence.mask, log_p, -torch.inf).exp().amax(-1)
-            means = Diagnostics(
-                anchor_kl=_mean((log_pi.exp() * (log_pi - log_anchor) * evidence.mask).sum(-1), real),
-                log_ratio=_mean((table - evidence.anchor_logp).sum(-1) / size, real),
-                target_entropy=_mean(target_entropy / stages.clamp(min=1), real & (stages > 0)),
-                policy_entropy=_mean(entropy(log_p, evidence.mask), real),
-                saturated=_mean(((largest > SATURATED) & (size > 1)).to(torch.float64), real),
-                live=_mean(live.to(torch.float64), real),
+            mask, weight = groups.mask, groups.weight
+            size = mask.sum(-1).clamp(min=1)
+            moved = table - groups.anchor_logp
+            log_p, log_pi, log_anchor = (
+                log_softmax(logits, mask) for logits in (moved / groups.tau, table, groups.anchor_logp)
             )
-            poison = evidence.poison().sum()  # NaN or nothing
+            target_entropy, stages = self.target.entropy(groups)
+            largest = torch.where(mask, log_p, -torch.inf).exp().amax(-1)
+            means = Diagnostics(
+                anchor_kl=_mean((log_pi.exp() * (log_pi - log_anchor) * mask).sum(-1), weight),
+                log_ratio=_mean(moved.sum(-1) / size, weight),
+                target_entropy=_mean(target_entropy / stages.clamp(min=1), weight * (stages > 0)),
+                policy_entropy=_mean(entropy(log_p, mask), weight),
+                saturated=_mean(((largest > SATURATED) & (size > 1)).to(torch.float64), weight),
+                live=_mean(live.to(torch.float64), weight),
+            )
+            poison = groups.poison().sum()  # NaN or nothing
             return Diagnostics(*((value + poison).to(result_dtype(logp)) for value in means))
 
     def live(self, c: Tensor, tau: float | Tensor) -> Tensor:
@@ -150,54 +165,42 @@ class Objective:
         noise = 0.0 if self.divergence.needs_positions else LIVE
         return ~((c * column).abs() <= noise).all(-1)
 
-    def _enter(
-        self,
-        logp: Tensor,
-        anchor_logp: Tensor | None,
-        mask: Tensor | None,
-        tau: float | Tensor | None,
-        signals: Signals,
-    ) -> tuple[Tensor, Evidence]:
-        return enter(logp, anchor_logp, mask, self.tau if tau is None else tau, by_name(signals))
-
-    def _reduced(self, table: Tensor, evidence: Evidence, reduction: Reduction) -> Tensor:
-        u = (table - evidence.anchor_logp) / evidence.tau
-        evidence = replace(evidence, faults=[*evidence.faults])
-        groups = self.target.compare(self.divergence, u, evidence, self._positions(evidence))
-        if evidence.faults:  # bad input that could not be refused: NaN, also in the slope of its groups
-            groups = groups + evidence.poison() * u.sum(-1)
+    def _reduced(self, table: Tensor, groups: Groups, reduction: Reduction) -> Tensor:
+        u = (table - groups.anchor_logp) / groups.tau
+        groups = replace(groups, faults=[*groups.faults])
+        losses = self.target.compare(self.divergence, u, groups, self._positions(groups))
+        if groups.faults:  # bad input that could not be refused: NaN, also in the slope of its groups
+            losses = losses + groups.poison() * u.sum(-1)
+        losses = losses * groups.weight
         if reduction == "mean":
-            return groups.sum() / evidence.mask.any(-1).sum().clamp(min=1)
+            return losses.sum() / _total(groups.weight)
         if reduction == "sum":
-            return groups.sum()
+            return losses.sum()
         if reduction == "none":
-            return groups
+            return losses
         raise ValueError(f'reduction must be "mean", "sum" or "none"; got {reduction!r}')
 
-    def _slope(self, table: Tensor, evidence: Evidence, reduction: Reduction) -> Tensor:
+    def _slope(self, table: Tensor, groups: Groups, reduction: Reduction) -> Tensor:
         if transformed():
-            of_table = torch.func.grad(lambda each: self._reduced(each, evidence, reduction).sum())
+            of_table = torch.func.grad(lambda each: self._reduced(each, groups, reduction).sum())
             return of_table(table.detach()).detach()  # type: ignore[no-any-return]
         leaf = table.detach().requires_grad_()
-        loss = self._reduced(leaf, evidence, reduction).sum()
-        (slope,) = torch.autograd.grad(loss, leaf)
-        return slope
+        return torch.autograd.grad(self._reduced(leaf, groups, reduction).sum(), leaf)[0]
 
-    def _positions(self, evidence: Evidence) -> Tensor | None:
+    def _positions(self, groups: Groups) -> Tensor | None:
         if not self.divergence.needs_positions:
             return None
-        if "positions" in evidence.signals:
-            return evidence.signals["positions"]
-        _, signal = evidence.need(str(self.divergence), "rewards", "ranks", "positions")
-        return signal  # a distance does not mind that better ranks are smaller
-
-    @staticmethod
-    def _log_softmax(table: Tensor, evidence: Evidence) -> Tensor:
-        """Over the real candidates; masked cells and padding groups are 0."""
-        inside = evidence.mask | ~evidence.mask.any(-1, keepdim=True)
-        log_p = torch.log_softmax(torch.where(inside, table, -torch.inf), -1)
-        return torch.where(evidence.mask, log_p, 0.0)
+        if "positions" in groups.signals:
+            return groups.signals["positions"]
+        # A distance does not mind that better ranks are smaller.
+        return groups.need(str(self.divergence), "rewards", "ranks", "positions")[1]
 
 
-def _mean(values: Tensor, counted: Tensor) -> Tensor:
-    return torch.where(counted, values, 0.0).sum() / counted.sum().clamp(min=1)
+def _total(weight: Tensor) -> Tensor:
+    """Of all groups; 1 where there is nothing to take a mean over."""
+    total = weight.sum()
+    return torch.where(total > 0, total, 1.0)
+
+
+def _mean(values: Tensor, weight: Tensor) -> Tensor:
+    return torch.where(weight > 0, values * weight, 0.0).sum() / _total(weight)

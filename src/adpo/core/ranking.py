@@ -11,8 +11,8 @@ as Cox regression treats ties. The lowest stratum beats nobody and has no stage,
 Without ties the cross-entropy is the negative log-likelihood of the ranking (ListMLE); with ties it exceeds
 Efron's partial likelihood by the constant ``sum log(d^d / d!)`` that the weights bring in.
 
-For cross-entropy and forward KL a closed form takes O(K log K) time and O(K) memory a group; other divergences
-go stage by stage.
+Cross-entropy (and forward KL, which differs by the entropy of the target) has a closed form of O(K log K) time and
+O(K) memory a group; other divergences go stage by stage.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from adpo.core.divergences import Divergence, cross_entropy, forward_kl
-from adpo.core.groups import Evidence
+from adpo.core.groups import Groups
+from adpo.core.stages import SmoothedTarget, Stage, best_first
 from adpo.core.tails import log_tail
-from adpo.core.targets import Stage, _SmoothedTarget, ordering
+from adpo.core.ties import runs
 
 
 class Strata(NamedTuple):
@@ -51,28 +51,34 @@ class Strata(NamedTuple):
         """``|R_j|``: masked candidates stand in front, so all places from ``start`` on are real."""
         return (self.start.shape[1] - self.start).to(torch.float64)
 
-    def turn(self) -> Tensor:
-        """l, the number of the stage inside its stratum."""
+    def place_inside(self) -> Tensor:
+        """l, the number of the stage inside its stratum: 0 ... d - 1."""
         place = torch.arange(self.start.shape[1], device=self.start.device)
         return (place - self.start).to(torch.float64)
 
 
 def strata(scores: Tensor, mask: Tensor) -> Strata:
-    """Sort each group by descending score and find the runs of equal scores."""
-    width = scores.shape[1]
+    """Sort each group by descending score, ``[groups, K]``, and find the runs of equal scores.
+
+    >>> scores = torch.tensor([[0.0, 2.0, 2.0]])
+    >>> ranked = strata(scores, scores >= 0)
+    >>> ranked.order.tolist(), ranked.start.tolist(), ranked.end.tolist(), ranked.staged.tolist()
+    ([[1, 2, 0]], [[0, 0, 2]], [[2, 2, 3]], [[True, True, False]])
+    """
     keys, order = torch.where(mask, scores, torch.inf).sort(dim=-1, descending=True, stable=True)
-    place = torch.arange(width, device=scores.device).expand_as(order)
-    differs = keys[:, 1:] != keys[:, :-1]
-    edge = torch.ones_like(mask[:, :1])
-    start = torch.where(torch.cat([edge, differs], -1), place, 0).cummax(-1).values
-    last = torch.where(torch.cat([differs, edge], -1), place, width)
-    end = last.flip(-1).cummin(-1).values.flip(-1) + 1
-    return Strata(order, start, end, mask.gather(-1, order) & (end < width))
+    start, last = runs(keys[:, 1:] != keys[:, :-1])
+    return Strata(order, start, last + 1, mask.gather(-1, order) & (last + 1 < scores.shape[1]))
 
 
 @dataclass(frozen=True)
-class plackett_luce(_SmoothedTarget):
-    """The whole ranking: signal ``rewards``, or ``ranks`` (1 = best, equal = tie)."""
+class plackett_luce(SmoothedTarget):
+    """The whole ranking: signal ``rewards``, or ``ranks`` (1 = best, equal = tie).
+
+    >>> import adpo
+    >>> ranks = torch.tensor([[1, 2, 3, 4]])
+    >>> adpo.Objective(plackett_luce()).loss(torch.zeros(1, 4), ranks=ranks).exp().round().item()  # 4!
+    24.0
+    """
 
     ties: Literal["efron", "breslow"] = "efron"
 
@@ -81,9 +87,9 @@ class plackett_luce(_SmoothedTarget):
         if self.ties not in ("efron", "breslow"):
             raise ValueError(f'ties must be "efron" or "breslow"; got {self.ties!r}')
 
-    def stages(self, evidence: Evidence) -> Iterator[Stage]:
-        """Stage s of a group belongs to the candidate at its s-th place; at most K - 1 are heard."""
-        ranked = strata(ordering(evidence, "plackett_luce()"), evidence.mask)
+    def stages(self, groups: Groups) -> Iterator[Stage]:
+        """Stage s of a group belongs to the candidate at its s-th place; at most K - 1 are not silent."""
+        ranked = _ranked(groups)
         # Each candidate's stratum, by candidate instead of by place.
         stratum = torch.empty_like(ranked.start).scatter(-1, ranked.order, ranked.start)
         log_shrink = self._log_shrink(ranked)
@@ -91,19 +97,12 @@ class plackett_luce(_SmoothedTarget):
             start = ranked.start[:, place : place + 1]
             winners = stratum == start
             at_risk = (stratum >= start) & ranked.staged[:, place : place + 1]
-            stage = self._stage(winners / winners.sum(-1, keepdim=True).to(torch.float64), at_risk)
+            stage = self.smoothed(winners / winners.sum(-1, keepdim=True).to(torch.float64), at_risk)
             shrink = torch.where(winners, log_shrink[:, place : place + 1], 0.0)
             yield Stage(stage.log_q, stage.log_weight + shrink)
 
-    def compare(self, divergence: Divergence, u: Tensor, evidence: Evidence, positions: Tensor | None) -> Tensor:
-        is_cross_entropy = divergence.formula is cross_entropy.formula
-        if not (is_cross_entropy or divergence.formula is forward_kl.formula):
-            return super().compare(divergence, u, evidence, positions)
-        total = self._cross_entropy(u, strata(ordering(evidence, "plackett_luce()"), evidence.mask))
-        return total if is_cross_entropy else total - self.entropy(evidence)[0]
-
-    def entropy(self, evidence: Evidence) -> tuple[Tensor, Tensor]:
-        ranked = strata(ordering(evidence, "plackett_luce()"), evidence.mask)
+    def entropy(self, groups: Groups) -> tuple[Tensor, Tensor]:
+        ranked = _ranked(groups)
         smoothing, size, at_risk = self.label_smoothing, ranked.size, ranked.at_risk
         lost = smoothing / at_risk
         won = (1 - smoothing) / size + lost
@@ -114,14 +113,15 @@ class plackett_luce(_SmoothedTarget):
         """log w on D_j of the stage at each place."""
         if self.ties == "breslow":
             return torch.zeros_like(ranked.start, dtype=torch.float64)
-        return torch.log1p(-ranked.turn() / ranked.size)
+        return torch.log1p(-ranked.place_inside() / ranked.size)
 
-    def _cross_entropy(self, u: Tensor, ranked: Strata) -> Tensor:
-        """All stages at once, in the order of the places.
+    def cross_entropy(self, u: Tensor, groups: Groups) -> Tensor:
+        """All stages at once, ``[groups]``, in the order of the places.
 
         A stage costs ``log_z - (mean of u + log w over q)``. Sums over risk sets are sums from the end of the
         row; masked candidates stand in front, where no risk set reaches.
         """
+        ranked = _ranked(groups)
         sorted_u = u.gather(-1, ranked.order)
         log_rest = log_tail(sorted_u)
         log_shrink = self._log_shrink(ranked)
@@ -140,6 +140,10 @@ class plackett_luce(_SmoothedTarget):
             tail = sorted_u.flip(-1).cumsum(-1).flip(-1).gather(-1, ranked.start)
             expected = expected + smoothing * (tail + ranked.size * log_shrink) / ranked.at_risk
         return torch.where(ranked.staged, log_z - expected, 0.0).sum(-1)
+
+
+def _ranked(groups: Groups) -> Strata:
+    return strata(best_first(groups, "plackett_luce()"), groups.mask)
 
 
 def _log_sum_of_stratum(sorted_u: Tensor, ranked: Strata) -> Tensor:

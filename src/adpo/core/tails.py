@@ -31,12 +31,8 @@ def log_tail(u: Tensor) -> Tensor:
     return tail
 
 
-def _log_tail(u: Tensor) -> Tensor:
-    return torch.logcumsumexp(u.flip(-1), -1).flip(-1)
-
-
 def _by_doubling(u: Tensor) -> Tensor:
-    """After each turn, place i holds the terms i ... i + reach - 1."""
+    """After each pass of the loop, place i holds the terms i ... i + reach - 1."""
     tail, reach = u, 1
     while reach < u.shape[-1]:
         # Not logaddexp, whose second derivative overflows where the two are far apart.
@@ -61,17 +57,21 @@ def _saved(ctx: Any) -> tuple[Tensor, ...]:
     return tensors
 
 
-class _LogTail(torch.autograd.Function):
+class _Saving(torch.autograd.Function):
+    """Derivatives of both modes are formulas of the inputs and the output."""
+
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(u: Tensor) -> Tensor:
-        return _log_tail(u)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         ctx.save_for_backward(*inputs, output)
         ctx.save_for_forward(*inputs, output)
+
+
+class _LogTail(_Saving):
+    @staticmethod
+    def forward(u: Tensor) -> Tensor:
+        return torch.logcumsumexp(u.flip(-1), -1).flip(-1)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Tensor:
@@ -84,20 +84,13 @@ class _LogTail(torch.autograd.Function):
         return _decayed_back((u - s).exp() * t, s)
 
 
-class _Decayed(torch.autograd.Function):
-    generate_vmap_rule = True
-
+class _Decayed(_Saving):
     @staticmethod
     def forward(g: Tensor, s: Tensor) -> Tensor:
         # exp(-s) overflows: positive and negative terms are added up as logarithms.
         signs = torch.stack([g, -g]).clamp(min=0).log()
         sums = (torch.logcumsumexp(signs - s, -1) + s).exp()
         return sums[0] - sums[1]
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs, output)
-        ctx.save_for_forward(*inputs, output)
 
     @staticmethod
     def backward(ctx: Any, e: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,39 +15,43 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from adpo.core.groups import positive
+
 Scalars = float | Tensor
 
 
 class Temperature(Protocol):
-    """A schedule of tau."""
+    """A schedule of tau; without state unless it says so."""
 
     def update(self, *, entropy: Scalars, reward: Scalars) -> Scalars: ...
-
-    def state_dict(self) -> dict[str, float | int]: ...
-
-    def load_state_dict(self, state: dict[str, float | int]) -> None: ...
-
-
-@dataclass
-class ConstantTau:
-    """Always the same tau."""
-
-    tau: float = 1.0
-
-    def __post_init__(self) -> None:
-        _check_bounds(tau=self.tau)
-
-    def update(self, *, entropy: Scalars, reward: Scalars) -> float:  # noqa: ARG002
-        return self.tau
 
     def state_dict(self) -> dict[str, float | int]:
         return {}
 
     def load_state_dict(self, state: dict[str, float | int]) -> None:
-        _check_keys(state, ())
+        expected = sorted(self.state_dict())
+        if sorted(state) != expected:
+            raise ValueError(f"temperature state must hold {expected}; got {sorted(state)}")
 
 
-class GuardedTau:
+@dataclass
+class ConstantTau(Temperature):
+    """Always the same tau.
+
+    >>> ConstantTau(0.8).update(entropy=0.5, reward=1.0)
+    0.8
+    """
+
+    tau: float = 1.0
+
+    def __post_init__(self) -> None:
+        positive("tau", self.tau)
+
+    def update(self, *, entropy: Scalars, reward: Scalars) -> float:  # noqa: ARG002
+        return self.tau
+
+
+class GuardedTau(Temperature):
     """Relaxed only when the policy is both confident and improving.
 
         tau = tau_max - (tau_max - tau_min) c p,   c = 1 - entropy,   p = max(0, tanh((reward - b) / s))
@@ -59,6 +63,10 @@ class GuardedTau:
 
     ``opens_to`` says where an open guard leads. "tau_min" is the formula as printed: smaller tau, larger steps
     away from u = 0, though an optimum closer to the anchor. "tau_max" exchanges the two ends.
+
+    >>> schedule = GuardedTau(tau_min=0.5, tau_max=2.0)
+    >>> [round(schedule.update(entropy=0.2, reward=reward), 2) for reward in (0.0, 0.1, 0.5)]
+    [2.0, 2.0, 0.8]
     """
 
     def __init__(
@@ -70,17 +78,13 @@ class GuardedTau:
         baseline_decay: float = 0.9,
         std_floor: float = 1e-3,
     ) -> None:
-        _check_bounds(tau_min=tau_min, tau_max=tau_max)
-        if tau_min > tau_max:
-            raise ValueError(f"tau_min must not exceed tau_max; got {tau_min} and {tau_max}")
+        _check_bounds(tau_min, tau_max)
         if opens_to not in ("tau_min", "tau_max"):
             raise ValueError(f'opens_to must be "tau_min" or "tau_max"; got {opens_to!r}')
         if not 0 <= baseline_decay < 1:
             raise ValueError(f"baseline_decay must be in [0, 1); got {baseline_decay}")
-        if not (std_floor > 0 and math.isfinite(std_floor)):
-            raise ValueError(f"std_floor must be positive; got {std_floor}")
         self.tau_min, self.tau_max, self.opens_to = tau_min, tau_max, opens_to
-        self.baseline_decay, self.std_floor = baseline_decay, std_floor
+        self.baseline_decay, self.std_floor = baseline_decay, positive("std_floor", std_floor)
         self.baseline, self.variance, self.updates = 0.0, 0.0, 0
 
     def update(self, *, entropy: Scalars, reward: Scalars) -> Scalars:
@@ -112,16 +116,19 @@ class GuardedTau:
         return {"baseline": self.baseline, "variance": self.variance, "updates": self.updates}
 
     def load_state_dict(self, state: dict[str, float | int]) -> None:
-        _check_keys(state, ("baseline", "variance", "updates"))
+        super().load_state_dict(state)
         self.baseline, self.variance = float(state["baseline"]), float(state["variance"])
         self.updates = int(state["updates"])
 
 
 @dataclass
-class HybridTau:
+class HybridTau(Temperature):
     """The entropy/reward schedule of the paper's language-model runs, without state.
 
     tau = tau_base (1 + entropy_weight H + reward_weight (1 - H) (1 - R)), clamped to [tau_min, tau_max]
+
+    >>> HybridTau(tau_base=1.0).update(entropy=1.0, reward=0.0)
+    1.2
     """
 
     tau_base: float = 0.8
@@ -131,9 +138,8 @@ class HybridTau:
     tau_max: float = 10.0
 
     def __post_init__(self) -> None:
-        _check_bounds(tau_base=self.tau_base, tau_min=self.tau_min, tau_max=self.tau_max)
-        if self.tau_min > self.tau_max:
-            raise ValueError(f"tau_min must not exceed tau_max; got {self.tau_min} and {self.tau_max}")
+        positive("tau_base", self.tau_base)
+        _check_bounds(self.tau_min, self.tau_max)
 
     def update(self, *, entropy: Scalars, reward: Scalars) -> Scalars:
         h, r = _checked_entropy(entropy), _checked_reward(reward)
@@ -142,22 +148,10 @@ class HybridTau:
             return tau.clamp(self.tau_min, self.tau_max)
         return min(max(tau, self.tau_min), self.tau_max)
 
-    def state_dict(self) -> dict[str, float | int]:
-        return {}
 
-    def load_state_dict(self, state: dict[str, float | int]) -> None:
-        _check_keys(state, ())
-
-
-def _check_bounds(**bounds: float) -> None:
-    for name, value in bounds.items():
-        if not (value > 0 and math.isfinite(value)):
-            raise ValueError(f"{name} must be positive and finite; got {value}")
-
-
-def _check_keys(state: dict[str, float | int], expected: tuple[str, ...]) -> None:
-    if set(state) != set(expected):
-        raise ValueError(f"temperature state must hold {sorted(expected)}; got {sorted(state)}")
+def _check_bounds(tau_min: float, tau_max: float) -> None:
+    if positive("tau_min", tau_min) > positive("tau_max", tau_max):
+        raise ValueError(f"tau_min must not exceed tau_max; got {tau_min} and {tau_max}")
 
 
 def _checked_entropy(entropy: Scalars) -> Scalars:

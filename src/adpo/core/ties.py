@@ -28,17 +28,32 @@ def merge_ties(values: Tensor, mask: Tensor) -> Tensor:
     """
     keys, order = torch.where(mask, values, torch.inf).sort(-1)
     largest = torch.where(mask, values.abs(), 0.0).amax(-1, keepdim=True)
-    apart = keys[:, 1:] - keys[:, :-1] > TOLERANCE * largest
-    edge = torch.ones_like(mask[:, :1])
-    place = torch.arange(values.shape[1], device=values.device).expand_as(order)
-    start = torch.where(torch.cat([edge, apart], -1), place, 0).cummax(-1).values
-    last = torch.where(torch.cat([apart, edge], -1), place, values.shape[1])
-    low, high = keys.gather(-1, start), keys.gather(-1, last.flip(-1).cummin(-1).values.flip(-1))
+    start, last = runs(keys[:, 1:] - keys[:, :-1] > TOLERANCE * largest)
+    low, high = keys.gather(-1, start), keys.gather(-1, last)
     middle = torch.where(low == high, low, low + (high - low) / 2)
     return torch.where(mask, torch.empty_like(middle).scatter(-1, order, middle), values)
 
 
+def runs(apart: Tensor) -> tuple[Tensor, Tensor]:
+    """First and last place, ``[groups, K]``, of the run that each place of a sorted row belongs to.
+
+    ``apart[:, i]``, ``[groups, K - 1]``, says that places i and i + 1 belong to different runs.
+
+    >>> runs(torch.tensor([[False, True]]))
+    (tensor([[0, 0, 2]]), tensor([[1, 1, 2]]))
+    """
+    edge = apart.new_ones(len(apart), 1)
+    place = torch.arange(apart.shape[1] + 1, device=apart.device)
+    start = torch.where(torch.cat([edge, apart], -1), place, 0).cummax(-1).values
+    last = torch.where(torch.cat([apart, edge], -1), place, len(place))
+    return start, last.flip(-1).cummin(-1).values.flip(-1)
+
+
 def all_tied(values: Sequence[float]) -> bool:
-    """Whether a list of rewards prefers nothing, by the same rule."""
+    """Whether a list of rewards prefers nothing, by the same rule.
+
+    >>> all_tied([0.3, 0.1 + 0.2]), all_tied([0.3, 0.4])
+    (True, False)
+    """
     tolerance = TOLERANCE * max(map(abs, values))
     return all(high - low <= tolerance for low, high in pairwise(sorted(values)))

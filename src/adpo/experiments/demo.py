@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from adpo.algorithm import Algorithm1, Batch, Step
-from adpo.anchors import Self
+from adpo.anchors import Snapshot
 from adpo.core import presets
 from adpo.core.objective import Objective
 from adpo.core.temperature import ConstantTau
@@ -135,7 +135,7 @@ def _offline(policy: Policy, bandit: Bandit, protocol: Protocol) -> Iterator[Ste
             candidates = keys.argsort(-1)[:, : protocol.group]
             yield Batch(contexts, candidates, {"rewards": bandit.rewards(contexts, candidates)})
 
-    return _algorithm(policy, presets.anchored_ranking(), protocol).offline(rankings(), Self(policy))
+    return _algorithm(policy, presets.anchored_ranking(), protocol).offline(rankings(), Snapshot(policy))
 
 
 def _algorithm(policy: Policy, objective: Objective, protocol: Protocol) -> Algorithm1:

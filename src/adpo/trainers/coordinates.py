@@ -150,7 +150,7 @@ def parse_divergence(text: str) -> Divergence:
             value = float(number)
         except ValueError:
             raise ValueError(f"divergence {text!r} lacks its number: write {name}:0.5 or the like") from None
-        return adpo.alpha(value) if name == "alpha" else adpo.wasserstein(value)
+        return adpo.divergences.alpha(value) if name == "alpha" else adpo.wasserstein(value)
     if number:
         raise ValueError(f"divergence {name} takes no number; got {text!r}")
     found: Divergence = {

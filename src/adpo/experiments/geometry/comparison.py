@@ -39,7 +39,7 @@ LOSSES = {
     "adpo": f"{PRESETS}::test_listwise_raw_and_adpo_by_their_formula",
     "listwise_raw": f"{PRESETS}::test_listwise_raw_and_adpo_by_their_formula",
     "anchored_ranking": f"{PRESETS}::test_rankings_by_their_formula",
-    "top1": f"{PRESETS}::test_rankings_by_their_formula",
+    "anchored_top1": f"{PRESETS}::test_rankings_by_their_formula",
     "reverse_adpo": f"{PAPER}::test_the_corrected_gradient_of_reverse_adpo",
 }
 """That a preset is the loss of its name."""

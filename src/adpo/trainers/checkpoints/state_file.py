@@ -9,7 +9,7 @@ from typing import Any
 
 from safetensors.torch import load_file, save_file
 
-from adpo.anchors import Self
+from adpo.anchors import Snapshot
 from adpo.trainers.checkpoints.notes import Stateful
 
 STATE = "adpo.json"
@@ -21,7 +21,7 @@ class StateFile:
     States of ``parts`` are merged, those of ``named`` go under their names.
     """
 
-    def __init__(self, anchors: Mapping[str, Self], *parts: Stateful, **named: Stateful) -> None:
+    def __init__(self, anchors: Mapping[str, Snapshot], *parts: Stateful, **named: Stateful) -> None:
         self.anchors, self.parts, self.named = anchors, parts, named
 
     def save(self, folder: Path, main: bool) -> None:
@@ -45,7 +45,7 @@ class StateFile:
         return sum(values.nbytes for anchor in self.anchors.values() for values in anchor.shadow.values())
 
 
-def save(folder: Path, numbers: Mapping[str, Any], anchors: Mapping[str, Self]) -> None:
+def save(folder: Path, numbers: Mapping[str, Any], anchors: Mapping[str, Snapshot]) -> None:
     """Beside the model's own files."""
     steps, equal = {}, {}
     for name, anchor in anchors.items():
@@ -56,7 +56,7 @@ def save(folder: Path, numbers: Mapping[str, Any], anchors: Mapping[str, Self]) 
     (folder / STATE).write_text(json.dumps(everything, indent=1) + "\n")
 
 
-def load(folder: Path, anchors: Mapping[str, Self]) -> dict[str, Any]:
+def load(folder: Path, anchors: Mapping[str, Snapshot]) -> dict[str, Any]:
     """Fill the anchors, return the numbers."""
     path = folder / STATE
     try:

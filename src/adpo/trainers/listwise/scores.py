@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Trainer
 
-from adpo.anchors import Self
+from adpo.anchors import Snapshot
 from adpo.preferences.table import PreferenceTable
 from adpo.scoring.passes import whole_groups
 from adpo.scoring.sequences import Sequences
@@ -29,7 +29,7 @@ class Scoring(SafeCheckpoints, Trainer):  # type: ignore[misc]
     """A trainer of transformers that scores lists, and knows what the reference gives them."""
 
     reference: nn.Module | str | Path | None
-    anchor: Self | None
+    anchor: Snapshot | None
 
     def __init__(self, *arguments: Any, reference: nn.Module | str | Path | None = None, **options: Any) -> None:
         super().__init__(*arguments, **options)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
-from adpo.anchors import EMA, Refresh, Self
+from adpo.anchors import EMA, Refresh, Snapshot
 from adpo.scoring.context import longest_row
 from adpo.scoring.dropout import without_dropout
 from adpo.scoring.sequences import Sequences
@@ -112,7 +112,7 @@ class ListwiseTrainer(Watching):
         for callback in (self.empty_steps, self.step_guard, StartEpoch(self), _AfterStep(self)):
             self.add_callback(callback)
 
-    def _made_anchor(self, args: ListwiseConfig) -> Self | None:
+    def _made_anchor(self, args: ListwiseConfig) -> Snapshot | None:
         """None for scores that are looked up, and for no anchor at all."""
         policy: nn.Module = self.accelerator.unwrap_model(self.model)
         if args.anchor == "ema":

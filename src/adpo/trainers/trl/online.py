@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import TrainerCallback
 from trl.trainer.utils import split_tensor_dict
 
-from adpo.anchors import Self
+from adpo.anchors import Snapshot
 from adpo.core.temperature import Temperature
 from adpo.scoring.context import longest_row
 from adpo.tasks.completions import answer_of
@@ -100,7 +100,7 @@ class ADPOTrainer(OnlineTrainer):
         return self.row_scorer.detached(self.model, rows)
 
     @property
-    def anchor(self) -> Self | None:
+    def anchor(self) -> Snapshot | None:
         """The policy that keeps weights of its own, if the anchor is such a one."""
         return self.anchors.policy
 
@@ -277,7 +277,7 @@ class ADPOTrainer(OnlineTrainer):
     # Checkpoints.
 
     @property
-    def kept_policies(self) -> dict[str, Self]:
+    def kept_policies(self) -> dict[str, Snapshot]:
         """The anchors whose weights a checkpoint keeps, by name."""
         start = None if self.kl_budget is None else self.kl_budget.start
         policies = {"anchor": self.anchor, "start": None if start is self.anchor else start}

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from adpo.anchors import EMA, Refresh, Self
+from adpo.anchors import EMA, Refresh, Snapshot
 from adpo.trainers.trl.step.rows import Rows
 
 LogpOf = Callable[[Rows], Tensor]
@@ -84,7 +84,7 @@ class AnchorKeeper:
 class KLBudget:
     """Training ends once the policy is further than this from where it started, in nats a completion."""
 
-    def __init__(self, limit: float, start: Self, logp_of: LogpOf, *, per_token: bool, reduce: Any) -> None:
+    def __init__(self, limit: float, start: Snapshot, logp_of: LogpOf, *, per_token: bool, reduce: Any) -> None:
         self.limit, self.start, self._logp_of, self._reduce = limit, start, logp_of, reduce
         self.per_token = per_token  # log-probabilities are means over tokens
         self.exceeded = False
@@ -112,12 +112,12 @@ class KLBudget:
 
 
 def kl_budget_of(
-    args: Any, policy: nn.Module, anchor: Self | None, logp_of: LogpOf, reduce: Any
+    args: Any, policy: nn.Module, anchor: Snapshot | None, logp_of: LogpOf, reduce: Any
 ) -> KLBudget | None:
     """A fixed anchor is the policy at the start."""
     if args.kl_budget is None:
         return None
-    start = anchor if args.anchor == "fixed" and anchor is not None else Self(policy)
+    start = anchor if args.anchor == "fixed" and anchor is not None else Snapshot(policy)
     return KLBudget(args.kl_budget, start, logp_of, per_token=args.logp_reduction == "mean", reduce=reduce)
 
 
@@ -134,10 +134,10 @@ def one_step_per_rollout(args: Any) -> bool:
     return bool(args.num_iterations == 1 and args.steps_per_generation <= args.gradient_accumulation_steps)
 
 
-def _anchor(args: Any, policy: nn.Module) -> Self | None:
+def _anchor(args: Any, policy: nn.Module) -> Snapshot | None:
     """None also for the on-policy anchor."""
     if args.anchor == "fixed":
-        return Self(policy)
+        return Snapshot(policy)
     if args.anchor == "ema":
         return EMA(policy, args.anchor_decay)
     if args.anchor == "refresh":

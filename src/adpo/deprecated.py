@@ -1,0 +1,48 @@
+"""Public names of earlier versions: they work for one version more, with a `DeprecationWarning`.
+
+One table for all of them. A module that had such a name ends with ``__getattr__ = renamed(__name__)``, behind
+``if not TYPE_CHECKING``, so that a type checker knows the new names alone.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable
+from functools import reduce
+from typing import Any
+
+RENAMED = {
+    "adpo.alpha": "adpo.divergences.alpha",
+    "adpo.soft": "adpo.targets.soft",
+    "adpo.teacher": "adpo.targets.teacher",
+    "adpo.anchors.Self": "adpo.anchors.Snapshot",
+    "adpo.core.groups.Evidence": "adpo.core.groups.Groups",
+    "adpo.core.presets.top1": "adpo.presets.anchored_top1",
+}
+"""Old name: new name, both from the package on."""
+
+
+def renamed(module: str) -> Callable[[str], Any]:
+    """The ``__getattr__`` of a module whose names have changed.
+
+    >>> renamed("adpo")("rewards_of")
+    Traceback (most recent call last):
+        ...
+    AttributeError: module 'adpo' has no attribute 'rewards_of'
+    """
+
+    def find(name: str) -> Any:
+        new = RENAMED.get(f"{module}.{name}")
+        if new is None:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        warn(f"{module}.{name}", new, stacklevel=3)
+        return reduce(getattr, new.split(".")[1:], sys.modules["adpo"])
+
+    return find
+
+
+def warn(old: str, new: str, stacklevel: int = 3) -> None:
+    """Say that ``old`` is called ``new`` now; the line that is shown is that of the caller's caller."""
+    message = f"{old} is now called {new}; the old name will be removed in the next version"
+    warnings.warn(message, DeprecationWarning, stacklevel=stacklevel)
