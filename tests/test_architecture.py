@@ -55,7 +55,7 @@ MAY_IMPORT = {
     # language models: what they compute, what they are asked, what they prefer
     "scoring": {"core", "scoring"},
     "sampling": {"sampling", "scoring"},
-    "tasks": {"scoring", "tasks"},
+    "tasks": {"sampling", "scoring", "tasks"},
     "preferences": {"core", "preferences", "scoring", "tasks"},
     "models": {"models", "tasks"},
     "trainers": {
@@ -64,6 +64,7 @@ MAY_IMPORT = {
             "anchors",
             "core",
             "exact",
+            "models",
             "preferences",
             "sampling",
             "scoring",
@@ -91,10 +92,10 @@ MAY_IMPORT = {
     "bench": {"__init__", "bench", "core", "experiments", "models", "preferences", "runs", "scoring", "tasks"},
     "report": {"experiments", "report", "system"},
     "tuning": {"experiments", "runs", "system", "tuning"},
-    "commands": {"experiments", "preferences", "runs", "system", "trainers", "tuning"},
+    "commands": {"experiments", "preferences", "runs", "system", "tasks", "trainers", "tuning"},
     "cli": {
         *("__init__", "commands", "core", "experiments", "models", "preferences", "report", "runs", "system"),
-        *("tasks", "trainers"),
+        *("scoring", "tasks", "trainers"),
     },
     "__main__": {"cli"},
 }
