@@ -136,17 +136,24 @@ NAMES = {
 """Former names below ``adpo``, and those of today."""
 FOLDERS = ("lm", "integrations", "training")
 """Former packages that have become several."""
+FIRST = {name.partition(".")[0] for name in (*NAMES, *FOLDERS)}
 
 
 class FormerNames(MetaPathFinder, Loader):
-    """Finds what no other finder has found."""
+    """Asked before all others, which would find former modules below packages that have moved as a whole."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         del path, target
         top, _, name = fullname.partition(".")
-        if top != "adpo" or (name not in NAMES and name not in FOLDERS):
+        if top != "adpo" or name.partition(".")[0] not in FIRST:
+            return None
+        if name not in NAMES and name not in FOLDERS:
+            if name.startswith(
+                tuple(f"{folder}." for folder in FOLDERS)
+            ):  # below a package of today, which its path would make a second time
+                raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
             return None
         return ModuleSpec(fullname, self, is_package=name in FOLDERS)
 
@@ -166,4 +173,4 @@ class FormerNames(MetaPathFinder, Loader):
 def install() -> None:
     """For all imports to come."""
     if not any(isinstance(finder, FormerNames) for finder in sys.meta_path):
-        sys.meta_path.append(FormerNames())
+        sys.meta_path.insert(0, FormerNames())
