@@ -150,9 +150,7 @@ class FormerNames(MetaPathFinder, Loader):
         if top != "adpo" or name.partition(".")[0] not in FIRST:
             return None
         if name not in NAMES and name not in FOLDERS:
-            if name.startswith(
-                tuple(f"{folder}." for folder in FOLDERS)
-            ):  # below a package of today, which its path would make a second time
+            if name.partition(".")[0] in FOLDERS:  # its path would find the file, and run it a second time
                 raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
             return None
         return ModuleSpec(fullname, self, is_package=name in FOLDERS)
