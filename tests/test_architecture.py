@@ -6,6 +6,7 @@ import importlib
 import pkgutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -127,7 +128,7 @@ MAY_USE = {  # besides torch: few, named files
     "experiments/efficiency/run.py": {"rich"},
     "experiments/geometry/figures.py": {"matplotlib"},
     "report/page.py": {"jinja2", "plotly"},
-    "tuning/tune.py": {"rich"},
+    "tuning/tuner.py": {"rich"},
     "tuning/figures.py": {"matplotlib"},
     "tuning/summary.py": {"yaml"},
     "tuning/study.py": {"optuna"},
@@ -141,7 +142,7 @@ MAY_USE = {  # besides torch: few, named files
     "experiments/reasoning/warmup.py": {"peft"},
     "experiments/reasoning/trial.py": {"transformers"},
     "models/gguf.py": {"transformers"},
-    "scoring/head_kernels.py": {"triton"},
+    "scoring/fused_head_kernels.py": {"triton"},
     "tasks/verifier_process.py": {"math_verify"},
     "models/embedded.py": {"tokenizers", "transformers"},
     "scoring/packed/attention.py": {"transformers"},
@@ -214,6 +215,22 @@ def test_files_stay_readable(path):
     assert path.stem not in ("utils", "helpers", "common", "manager", "misc")
 
 
+def test_no_two_modules_share_a_name():
+    """Where an experiment or a trainer has a folder of its own, its files are named as in the others."""
+    inside = [path.relative_to(SOURCE) for path in MODULES if not path.stem.startswith("__")]
+    names = Counter(path.stem for path in inside if path.parts[0] not in ("experiments", "trainers"))
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+LISTS = {"baselines": 15, "experiments/bandits": 13, "experiments/distill": 17, "experiments/listwise": 13}
+LISTS |= {"experiments/reasoning": 19}
+
+
+def test_folders_can_be_looked_over():
+    counts = Counter(str(path.parent.relative_to(SOURCE)) for path in MODULES if path.stem != "__init__")
+    assert {folder: count for folder, count in counts.items() if count > LISTS.get(folder, 12)} == {}
+
+
 def test_import_adpo_imports_torch_alone():
     program = "import sys, torch; before = set(sys.modules); import adpo; print(*set(sys.modules) - before)"
     added = subprocess.run(
@@ -239,7 +256,7 @@ def test_docstring_examples_run(name):
         pytest.importorskip("trl")
     if name.startswith("adpo.trainers.verl.") and not name.endswith(".recipe"):
         pytest.importorskip("verl")
-    if name == "adpo.scoring.head_kernels":
+    if name == "adpo.scoring.fused_head_kernels":
         pytest.importorskip("triton")
     results = doctest.testmod(importlib.import_module(name))
     assert results.failed == 0

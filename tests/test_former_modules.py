@@ -13,7 +13,7 @@ import adpo
 from adpo import moved
 
 ROOT = Path(__file__).parent.parent
-NEEDS = {"head_kernels": "triton", "trainers.verl": "verl"}
+NEEDS = {"fused_head_kernels": "triton", "trainers.verl": "verl"}
 
 
 @pytest.mark.parametrize("former", moved.NAMES)

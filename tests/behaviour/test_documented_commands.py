@@ -18,7 +18,7 @@ from adpo.runs.settings.prefer_settings import PreferSettings
 from adpo.runs.settings.train_settings import RunSettings
 from adpo.trainers.listwise import ListwiseConfig
 from adpo.trainers.trl import ADPOConfig
-from adpo.tuning.experiments import EXPERIMENTS
+from adpo.tuning.experiment_jobs import EXPERIMENTS
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

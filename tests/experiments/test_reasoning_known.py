@@ -24,7 +24,7 @@ from adpo.experiments.reasoning.presets import PRESETS
 from adpo.experiments.reasoning.protocol import Choice
 from adpo.experiments.reasoning.tables import tables
 from adpo.experiments.statistics import holm, paired, paired_p
-from adpo.report import experiments
+from adpo.report import experiment_page as experiments
 
 PLAN = replace(PRESETS["smoke"], inners=(1, 4), controls=("random",), repeats=2)
 START = "0123456789abcdef"

@@ -9,7 +9,7 @@ import test_head
 import test_packed
 
 from adpo.scoring.compiled import CompiledLayers
-from adpo.scoring.head import fused_token_scores, token_scores, weighted_token_logp
+from adpo.scoring.fused_head import fused_token_scores, token_scores, weighted_token_logp
 from adpo.scoring.packed.attention_kernels import prepared, why_not
 from adpo.scoring.packed.packed_scoring import packed_seq_logp, packed_weighted_logp
 from adpo.scoring.packed.packing import packed

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from adpo.scoring.head import fused_token_logp, fused_token_scores, token_scores, weighted_token_logp
+from adpo.scoring.fused_head import fused_token_logp, fused_token_scores, token_scores, weighted_token_logp
 
 
 def case(tokens, width, vocabulary, dtype, bias, seed=0):

@@ -16,7 +16,7 @@ from adpo.cli import app
 from adpo.experiments.bandits.jobs import TUNING_SCENARIOS, runs, tuned
 from adpo.experiments.bandits.protocol import Protocol
 from adpo.tuning import confirmation, defaults, summary
-from adpo.tuning.experiments import EXPERIMENTS, Bandits, Distill, Reasoning
+from adpo.tuning.experiment_jobs import EXPERIMENTS, Bandits, Distill, Reasoning
 from adpo.tuning.spaces import Range
 from adpo.tuning.study import Order
 from adpo.tuning.study import tuned as study_of

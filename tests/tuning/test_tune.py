@@ -20,7 +20,7 @@ from adpo.cli import app
 from adpo.models.embedded import WarmUp, make_model, make_tokenizer
 from adpo.runs.settings.keys import read_yaml
 from adpo.tuning import population, summary, trials
-from adpo.tuning import tune as command
+from adpo.tuning import tuner as command
 from adpo.tuning.population import Plan, raised
 from adpo.tuning.spaces import Range, parsed, space
 from adpo.tuning.study import Order, tuned

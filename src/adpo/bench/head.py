@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from adpo.scoring.head import fused_token_logp, fused_token_scores, token_scores, weighted_token_logp
+from adpo.scoring.fused_head import fused_token_logp, fused_token_scores, token_scores, weighted_token_logp
 
 Head = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """Of states, weight, targets and coefficients: ``sum c * logp``, differentiable."""

@@ -46,7 +46,7 @@ def tune(
     that is given so is not tried. See docs/tune.md.
     """
     require("tune", "tune", "optuna", "matplotlib", "scipy")
-    from adpo.tuning import tune as command
+    from adpo.tuning import tuner as command
     from adpo.tuning.population import Plan
     from adpo.tuning.study import Order
 

@@ -13,7 +13,8 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from plotly.offline import get_plotlyjs
 
-from adpo.report import experiments, training
+from adpo.report import experiment_page as experiments
+from adpo.report import training
 from adpo.report.parts import Section
 
 TITLE = "adpo"

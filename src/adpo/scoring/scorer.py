@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from adpo.scoring.budget import TokenBudget
 from adpo.scoring.compiled import CompiledLayers, why_not_compiled
-from adpo.scoring.head import TokenScores
+from adpo.scoring.fused_head import TokenScores
 from adpo.scoring.packed.attention_kernels import flash_package, kernel_for, prepared, takes_varlen, why_not
 from adpo.scoring.packed.packed_scoring import (
     accept_scoring,

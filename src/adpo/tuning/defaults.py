@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from adpo.experiments.tables import Lines, markdown
 from adpo.system.files import write_json, write_text
 from adpo.tuning import confirmation, summary
-from adpo.tuning import tune as command
+from adpo.tuning import tuner as command
 from adpo.tuning.study import ORDER, RESULTS, Order
 
 

@@ -16,7 +16,7 @@ from adpo.experiments.efficiency.measures import work_of
 from adpo.experiments.efficiency.policies import policy
 from adpo.experiments.efficiency.protocol import Preset, Rollout, Work
 from adpo.scoring.compiled import CompiledLayers, why_not_compiled
-from adpo.scoring.head import weighted_token_logp
+from adpo.scoring.fused_head import weighted_token_logp
 from adpo.scoring.packed.packed_scoring import hidden_states
 from adpo.scoring.packed.packing import Packed, packed
 from adpo.system.devices import best_device

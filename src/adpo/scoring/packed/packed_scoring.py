@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import adpo.scoring.packed.attention  # noqa: F401  (teaches the models what a plan is)
-from adpo.scoring.head import TokenScores, fused_token_scores, weighted_token_logp
+from adpo.scoring.fused_head import TokenScores, fused_token_scores, weighted_token_logp
 from adpo.scoring.packed.packing import Packed
 from adpo.scoring.sequences import Reduction
 
@@ -57,7 +57,7 @@ def packed_weighted_logp(
 ) -> tuple[Tensor, Tensor]:
     """``sum coefficients * logp`` over completions, to be differentiated, and their log-probabilities ``[rows]``.
 
-    Coefficients that are known before the pass make it cheaper: see `adpo.scoring.head`.
+    Coefficients that are known before the pass make it cheaper: see `adpo.scoring.fused_head`.
     """
     states, head = hidden_states(model, batch)
     c = coefficients / _counts(batch) if reduction == "mean" else coefficients

@@ -242,7 +242,7 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
         total.addmm_(left.float(), right.float())
 
 
-# What is done to a chunk of logits; on a GPU by the kernels of `adpo.scoring.head_kernels`.
+# What is done to a chunk of logits; on a GPU by the kernels of `adpo.scoring.fused_head_kernels`.
 
 
 def _plain_read(
@@ -291,7 +291,7 @@ class _Work(NamedTuple):
 
 @cache
 def _kernels() -> _Work:
-    from adpo.scoring import head_kernels
+    from adpo.scoring import fused_head_kernels as head_kernels
 
     return _Work(head_kernels.read, head_kernels.slopes, head_kernels.read_and_slopes)
 

@@ -13,7 +13,7 @@ from adpo.runs.settings.keys import parse_pairs, read_yaml
 from adpo.system.extras import require
 from adpo.system.files import write_json, write_text
 from adpo.tuning import confirmation, summary, trials
-from adpo.tuning.experiments import EXPERIMENTS
+from adpo.tuning.experiment_jobs import EXPERIMENTS
 from adpo.tuning.figures import draw
 from adpo.tuning.population import Plan, raised
 from adpo.tuning.spaces import Range, space, with_ranges
