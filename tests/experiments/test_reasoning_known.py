@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from test_reasoning import ended, seeded, small_start, typed
 
 from adpo import cli
+from adpo.experiments import session
 from adpo.experiments.reasoning import comparisons, problems, run, summary, trial
 from adpo.experiments.reasoning.answers import packed, unpacked
 from adpo.experiments.reasoning.methods import SHORT
@@ -268,7 +269,7 @@ def test_a_run_of_this_job_is_preferred(tmp_path, computed):
 def test_some_studies(tmp_path, computed, monkeypatch):
     out = tmp_path / "out"
     job(out, "--studies", "inner")
-    monkeypatch.setattr(run, "provenance", lambda: {"commit": "later"})
+    monkeypatch.setattr(session, "provenance", lambda: {"commit": "later"})
     first, _ = job(out, "--studies", "inner,mean", "--resume")
     assert len(first["provenance"]) == 2
     assert {name.split("-")[0] for name in computed} == {"rates", "inner", "mean"}

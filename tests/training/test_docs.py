@@ -42,8 +42,8 @@ def test_settings_of_lists_are_documented():
 
 def test_metrics_are_documented():
     text = (DOCS / "metrics.md").read_text()
-    rooms = Path(__file__).parents[2] / "src/adpo/integrations"
-    sources = [*(rooms / "trl").glob("*.py"), *(rooms / "listwise").glob("*.py")]
+    rooms = Path(__file__).parents[2] / "src/adpo/trainers"
+    sources = [*(rooms / "trl").rglob("*.py"), *(rooms / "listwise").glob("*.py")]
     from adpo.core.objective import Diagnostics
 
     noted = (
@@ -59,9 +59,11 @@ def test_metrics_are_documented():
 
 
 def _noted(source):
-    """Keyword names of calls to ``_note``, and the keys of the table of those that are left out."""
+    """Keyword names of calls that add metrics, and the keys of what functions return for them."""
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "_note":
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith((".add_metrics", "._note")):
             yield from (keyword.arg for keyword in node.keywords if keyword.arg)
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "out":
-            yield from (key.value for key in node.value.keys)
+        returned = isinstance(node, ast.FunctionDef) and node.returns is not None and ast.unparse(node.returns)
+        if returned in ("dict[str, float]", "dict[str, Tensor]") and node.name != "evaluate":
+            tables = [each for each in ast.walk(node) if isinstance(each, ast.Dict)]
+            yield from (key.value for table in tables for key in table.keys if isinstance(key, ast.Constant))

@@ -100,13 +100,14 @@ def whole_step(contender: Contender, preset: Preset) -> dict[str, Any]:
     trainer.sampled = True
     trainer.train()
     whole, updates = trainer.whole[before:], trainer.updates[before:]
+    sampler = getattr(trainer, "policy_sampler", None)
     return {
         "seconds": statistics.median(whole),
         "of_which_update": statistics.median(updates),
         "all_seconds": whole,
         "first_seconds": trainer.whole[0],
         "rows_left_out": trainer.rows_left_out,
-        "sampling": getattr(trainer, "how_sampled", lambda: "TRL's own")(),
+        "sampling": sampler.description() if sampler is not None else "TRL's own",
         "sampled_tokens": work.rows * work.longest,
     }
 
