@@ -125,11 +125,13 @@ def _start(work: Path, environment: dict[str, str]) -> Path:
     if not start.exists():
         out = work / "out"
         shutil.rmtree(out, ignore_errors=True)
-        _run(
-            ["train", "--max_steps", "1", "--eval_problems", "20", "--dev_problems", "0", "--out", str(out)],
-            environment,
-        )
-        (made,) = (work / "cache").glob("embedded-*")
+        words = ["train", "--max_steps", "1", "--eval_problems", "20", "--dev_problems", "0", "--out", str(out)]
+        command = [sys.executable, "-m", "adpo", *words]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        try:  # one step may teach nothing, which is an error of the command: the start is what is wanted
+            (made,) = (work / "cache").glob("embedded-*")
+        except ValueError:
+            sys.exit(f"the embedded model was not made\n{done.stderr[-2000:]}")
         shutil.copytree(made, start)
     return start
 
