@@ -33,6 +33,7 @@ class Problem:
         )
         self.anchor_logp = older(self.features).squeeze(1).detach()
         self.tau = 0.5 + torch.rand(groups, generator=generator, dtype=dtype)
+        self.weights = torch.arange(groups).to(dtype)  # the first group counts for nothing
 
     def score(self, rows, model=None):
         return (model or self.model)(self.features[rows]).squeeze(1)
@@ -66,7 +67,7 @@ def shared_out(problem, share):
     return torch.isin(problem.ids, torch.tensor(chosen))
 
 
-def worker(name, at_anchor, wrapped, per_group_tau, share, out):
+def worker(name, at_anchor, wrapped, per_group, share, out):
     """One rank: take a share of the rows, accumulate, write the gradient."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
@@ -90,10 +91,11 @@ def worker(name, at_anchor, wrapped, per_group_tau, share, out):
         pieces,
         problem.ids[mine],
         anchor[mine],
-        tau=problem.tau if per_group_tau else None,
+        tau=problem.tau if per_group else None,
         at_anchor=at_anchor,
         parallel=Parallel(averaging=True, no_sync=model.no_sync) if wrapped else Parallel(),
         rewards=problem.rewards[mine],
+        weights=problem.weights if per_group else None,
     )
     gradients = [
         torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()

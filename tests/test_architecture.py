@@ -64,6 +64,7 @@ MAY_IMPORT = {
             "__init__",
             "anchors",
             "core",
+            "deprecated",
             "exact",
             "models",
             "preferences",

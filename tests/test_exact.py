@@ -256,7 +256,7 @@ def run_two_processes(tmp_path, *arguments):
 
 
 @pytest.mark.parametrize(
-    ("name", "at_anchor", "wrapped", "per_group_tau"),
+    ("name", "at_anchor", "wrapped", "per_group"),
     [
         ("boltzmann", 0, 0, 0),
         ("ranking", 0, 1, 1),
@@ -265,13 +265,13 @@ def run_two_processes(tmp_path, *arguments):
         ("boltzmann", 1, 0, 1),
     ],
 )
-def test_groups_that_straddle_two_processes(tmp_path, name, at_anchor, wrapped, per_group_tau):
-    results = run_two_processes(tmp_path, name, at_anchor, wrapped, per_group_tau, "straddling")
+def test_groups_that_straddle_two_processes(tmp_path, name, at_anchor, wrapped, per_group):
+    results = run_two_processes(tmp_path, name, at_anchor, wrapped, per_group, "straddling")
     problem = Problem(groups=6)
     everything = torch.arange(len(problem.ids))
     anchor = problem.score(everything).detach() if at_anchor else problem.anchor_logp
-    # The candidates of a group count in the order of ranks: the loss does not care, tau per group is by id.
-    extra = {"tau": problem.tau} if per_group_tau else {}
+    # The candidates of a group count in the order of ranks: the loss does not care, tau and weights are by id.
+    extra = {"tau": problem.tau, "weights": problem.weights} if per_group else {}
     loss, expected = problem.one_pass(OBJECTIVES[name], anchor, **extra)
     for found in results:
         torch.testing.assert_close(found["gradients"], list(expected))

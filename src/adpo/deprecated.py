@@ -6,10 +6,9 @@ One table for all of them. A module that had such a name ends with ``__getattr__
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Callable
-from functools import reduce
+from pkgutil import resolve_name
 from typing import Any
 
 RENAMED = {
@@ -19,6 +18,11 @@ RENAMED = {
     "adpo.anchors.Self": "adpo.anchors.Snapshot",
     "adpo.core.groups.Evidence": "adpo.core.groups.Groups",
     "adpo.core.presets.top1": "adpo.presets.anchored_top1",
+    "adpo.trainers.checkpoints.checkpoint_files.SafeCheckpoints": (
+        "adpo.trainers.checkpoints.safe_checkpoints.SafeCheckpoints"
+    ),
+    "adpo.trainers.group_step.is_sharded": "adpo.trainers.sharding.is_sharded",
+    "adpo.trainers.group_step.then_sharded": "adpo.trainers.sharding.then_sharded",
 }
 """Old name: new name, both from the package on."""
 
@@ -37,7 +41,7 @@ def renamed(module: str) -> Callable[[str], Any]:
         if new is None:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
         warn(f"{module}.{name}", new, stacklevel=3)
-        return reduce(getattr, new.split(".")[1:], sys.modules["adpo"])
+        return resolve_name(new)
 
     return find
 

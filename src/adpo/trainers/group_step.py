@@ -10,13 +10,14 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from adpo import exact
 from adpo.core.objective import Objective
+from adpo.deprecated import renamed
 from adpo.exact import ScoreRows, WeighRows
 from adpo.scoring.scorer import Scorer
 from adpo.trainers.engine import engine_of
@@ -290,3 +291,7 @@ class Passes:
             if parameter.requires_grad:
                 parameter.grad = torch.full_like(parameter, torch.nan)
                 return
+
+
+if not TYPE_CHECKING:
+    __getattr__ = renamed(__name__)

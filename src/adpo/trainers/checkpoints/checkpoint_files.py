@@ -10,8 +10,9 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from adpo.deprecated import renamed
 from adpo.system.ranks import processes
 
 MANIFEST = "manifest.json"
@@ -152,3 +153,7 @@ def unwritten(root: Path, step: int, error: Exception) -> str:
     last = f"{found.name} is whole" if found is not None else "there is none yet"
     reason = " ".join(str(error).split())[:200]
     return f"the checkpoint of step {step} could not be written to {root} ({reason}); of the earlier ones, {last}"
+
+
+if not TYPE_CHECKING:
+    __getattr__ = renamed(__name__)
